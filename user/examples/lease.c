@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* Registers GPU memory, twice: the second time it is a hit.
- * cc lease.c $(pkg-config --cflags --libs gpumr) -lcuda -libverbs */
+/* Registers GPU memory twice. The second time is a hit.
+ * cc lease.c $(pkg-config --cflags --libs gpumr) -lcuda -libverbs
+ */
 #include <gpumr.h>
 #include <stdio.h>
 

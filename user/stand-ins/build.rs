@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What is wrong with the libraries.
+/// What the libraries lack or do differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "each test uses a part")]
 pub enum Without {
@@ -25,7 +25,7 @@ pub enum Without {
     SmallPages,
 }
 
-/// A copy of libibverbs as wheels bring it.
+/// The name of a copy of libibverbs, as wheels bring it.
 pub const RENAMED: &str = "libibverbs-1de1263b.so";
 
 pub fn source(file: &str) -> String {
@@ -38,7 +38,7 @@ pub fn cc(words: &[&str], folder: &Path) {
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
 }
 
-/// A folder of the test's own with libcuda.so.1 and libibverbs.so.1.
+/// Makes a folder of the test's own with libcuda.so.1 and libibverbs.so.1.
 pub fn libraries(name: &str, without: Without) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&folder);
@@ -65,7 +65,7 @@ pub fn libraries(name: &str, without: Without) -> PathBuf {
         Without::Verbs => "libibverbs.so.1",
         _ => return folder,
     };
-    // It must not be found elsewhere either: the machine may have one.
+    // The library must not be found elsewhere either: the machine may have one.
     std::fs::write(folder.join(missing), "no library").expect("writable");
     folder
 }

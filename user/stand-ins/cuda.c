@@ -82,7 +82,7 @@ __attribute__((destructor)) static void end(void)
 		usleep(1500000);
 }
 
-/* What stands before any answer. */
+/* Returns the error that precedes any answer. */
 static int state(void)
 {
 	if (over)
@@ -108,7 +108,7 @@ void stand_in_break(void)
 	broken = 1;
 }
 
-/* How often a primary context was made. */
+/* Returns how often a primary context was made. */
 unsigned int stand_in_primaries(void)
 {
 	return made;
@@ -127,7 +127,7 @@ static struct block *find(uint64_t at)
 	return NULL;
 }
 
-/* GPU memory that is or was: where the CPU has no page. */
+/* Returns whether there is or was GPU memory, for which the CPU has no page. */
 int stand_in_is_gpu(const void *addr)
 {
 	struct block *b = find((uintptr_t)addr);
@@ -137,9 +137,9 @@ int stand_in_is_gpu(const void *addr)
 	return arena && (uintptr_t)addr - arena < ARENA && (!b || b->type == DEVICE);
 }
 
-/* The driver's file, which nothing is read from. STAND_IN_CONTROL says what it is: by default a pipe,
- * which epoll takes as it takes the driver's; "file", which it does not; "path", of which nothing can be
- * asked. */
+/* The driver's file, which nothing is read from. STAND_IN_CONTROL says what it is: by default a
+ * pipe, which epoll accepts as it accepts the driver's file; "file", which it does not; "path",
+ * which cannot be watched in any way. */
 static int control = -1, nvml = -1;
 static volatile int checkpointed;
 
@@ -195,7 +195,7 @@ void stand_in_checkpoint_begin(void)
 void stand_in_checkpoint_end(void)
 {
 	open_control();
-	/* Under its old number, unless somebody has that by now. */
+	/* Open it under its old number, unless somebody has that by now. */
 	if (control != old_control && fcntl(old_control, F_GETFD) < 0) {
 		dup3(control, old_control, O_CLOEXEC);
 		close(control);
@@ -218,7 +218,7 @@ int cuCheckpointProcessGetState(int pid, int *out)
 }
 #endif
 
-/* The lock that each question takes, had by a thread that is interrupted and never comes back. */
+/* The lock that each question takes. A thread that is interrupted and never comes back has it. */
 static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
 
 void stand_in_exit_inside(void)
@@ -234,7 +234,7 @@ enum { EXPORTS = 4096, KEPT = 64 };
 static struct export {
 	uint64_t from, to;
 } exports[EXPORTS];
-/* Freed, and kept by these exports. */
+/* Memory that is freed, and kept by these exports. */
 static struct kept {
 	uint64_t from, to;
 	int device;
@@ -299,7 +299,7 @@ static uint64_t taken(int device)
 	return bytes;
 }
 
-/* This memory goes, but for what is exported of it. */
+/* Frees this memory, except for what is exported of it. */
 static void give_back(struct block *b)
 {
 	b->id = 0;
@@ -313,7 +313,7 @@ static void give_back(struct block *b)
 	abort();
 }
 
-/* Whether `new` can lie where it says beside all others. */
+/* Returns whether `new` can lie at its address beside all others. */
 static int fits(const struct block *new)
 {
 	for (struct block *b = blocks; b < blocks + BLOCKS; b++) {
@@ -327,7 +327,7 @@ static int fits(const struct block *new)
 			return 0;
 		if (new->at < to && from < new->at + new->size && !(shares && new->size <= BACKING / 2))
 			return 0;
-		/* A large one shares with none that was there before. */
+		/* A large one shares its memory with none that was there before. */
 		if (new->size > BACKING / 2 && (new->at & -BACKING) < to && from < ((new->at + new->size + BACKING - 1) & -BACKING))
 			return 0;
 	}
@@ -432,7 +432,7 @@ int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *active)
 	return 0;
 }
 
-/* Never freed, so that one that was destroyed is known. */
+/* Contexts are never freed, so that one that was destroyed can be recognised. */
 int cuCtxCreate_v2(struct context **out, unsigned int flags, int device)
 {
 	int status = state();
@@ -608,7 +608,7 @@ int cuMemGetAddressRange_v2(uint64_t *base, uint64_t *size, uint64_t at)
 }
 
 #ifndef WITHOUT_NEW_CUDA
-/* Whether memory of a block that can be exported lies behind this page. */
+/* Returns whether memory of a block that can be exported lies behind this page. */
 static int backs(const struct block *b, uint64_t page)
 {
 	return b->id && b->type == DEVICE && !b->managed && (!b->pooled || b->first) &&
@@ -658,7 +658,7 @@ int cuGetErrorName(int status, const char **name)
 	return 0;
 }
 
-/* Where another process has memory, and this one has none. */
+/* Returns an address at which another process has memory and this one has none. */
 uint64_t stand_in_of_another(void)
 {
 	return arena + ARENA - BACKING;

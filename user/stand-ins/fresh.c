@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* Written from gpumr.h alone: a program with two NICs that registers what it receives into, hears of
- * memory that goes, and keeps going. It is C99 and C++11. */
+/* Written from gpumr.h alone: a program with two NICs that registers what it receives into,
+ * learns of memory that goes, and keeps going. It is C99 and C++11. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -103,7 +103,7 @@ int main(void)
 	printf("freed: %d, out is NULL: %d\n", error == EFAULT, !receiver.lease[0] && !receiver.lease[1]);
 	release(&receiver);
 
-	/* What the header says of NULL. */
+	/* These calls do what the header says about NULL. */
 	nothing = receiver.cache;
 	options.way = "no way";
 	printf("NULL: %d %d %d %d %d %d %d\n", gpumr_open(NULL, NULL), gpumr_open(&nothing, &options),

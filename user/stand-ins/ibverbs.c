@@ -29,7 +29,7 @@ static int poll_cq(struct ibv_cq *cq, int entries, struct ibv_wc *wc)
 	return 0;
 }
 
-/* A domain of a device of this library's. */
+/* Returns a domain of a device of this library's. */
 struct ibv_pd *stand_in_domain(void)
 {
 	static struct ibv_pd pd = { .context = &device };
@@ -46,7 +46,7 @@ static void ours(const struct ibv_context *context)
 	}
 }
 
-/* The errno that each registration fails with, if the test says so. */
+/* Returns the errno that each registration fails with, if the test sets one. */
 static int refused(void)
 {
 	const char *number = getenv("STAND_IN_ERRNO");
@@ -144,7 +144,7 @@ int ibv_dealloc_pd(struct ibv_pd *pd)
 	return live ? EBUSY : 0;
 }
 
-/* What is still registered goes with the device, and no region of it may be touched any more. */
+/* Regions that are still registered go with the device, and may not be touched any more. */
 int ibv_close_device(struct ibv_context *context)
 {
 	(void)context;

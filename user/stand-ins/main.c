@@ -99,7 +99,7 @@ int main(void)
 	options.flags = 0;
 	options.size = 0;
 	refuse("size", &options);
-	/* One of a newer version, which asks for more. */
+	/* These options are of a newer version, and ask for more. */
 	newer.options = options;
 	newer.options.size = sizeof(newer);
 	newer.more = 1;
@@ -108,7 +108,7 @@ int main(void)
 	if (gpumr_open(&cache, &newer.options))
 		return 1;
 	gpumr_close(cache);
-	/* One of an older version, which knows the way alone. */
+	/* These options are of an older version, which knows only the way. */
 	options.size = offsetof(struct gpumr_options, limits);
 	if (gpumr_open(&cache, &options))
 		return 1;
@@ -169,12 +169,12 @@ int main(void)
 		printf("free: %s\n", gpumr_error());
 	printf("live %u\n", live());
 
-	/* What is reported is let go, promised or not. */
+	/* A reported free ends the registration, promised or not. */
 	gpumr_release(ask("reported", cache, pd, first, 8192));
 	gpumr_free(cache, (void *)(first + 4096), 1);
 	printf("reported: live %u\n", live());
 
-	/* What hooks report is another buffer at once. */
+	/* A buffer that hooks report is another buffer at once. */
 	gpumr_hooks(cache, 1);
 	lease = ask("hooked", cache, pd, first, 8192);
 	again = ask("again", cache, pd, first, 8192);
@@ -185,7 +185,7 @@ int main(void)
 	printf("freed: live %u\n", live());
 	gpumr_hooks(cache, 0);
 
-	/* A lease that no longer works is nobody's, and one outlives its cache. */
+	/* Nobody gets a lease that no longer works, and one lease outlives its cache. */
 	lease = ask("revoked", cache, pd, first, 8192);
 	gpumr_revoked(lease);
 	printf("revoked: live %u\n", live());

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* A plug-in of a program that has another libibverbs, or none: it comes with a copy of its own (OWN), as
- * those in Python's wheels do. Its domain is of that copy; the linker leads its calls to the first
- * libibverbs that the program has. */
+/* A plug-in of a program that has another libibverbs, or none. It comes with a copy of its own
+ * (OWN), like those in Python's wheels. Its domain is of that copy, but the linker binds its
+ * calls to the first libibverbs that the program has. */
 #include <dlfcn.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>

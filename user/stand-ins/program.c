@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* A program that knows nothing of dma-buf; prints what happened. Its argument says what it does. */
+/* A program that knows nothing about dma-buf, and prints what happened. Its argument chooses
+ * what it does. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -42,10 +43,10 @@ static struct ibv_mr *show(const char *what, struct ibv_mr *mr, uint64_t at)
 	return mr;
 }
 
-/* The forms that verbs.h makes of ibv_reg_mr() and ibv_reg_mr_iova(). */
+/* Calls the forms that verbs.h makes of ibv_reg_mr() and ibv_reg_mr_iova(). */
 static void forms(uint64_t at)
 {
-	/* Not constant for the compiler: the macros then call ibv_reg_mr_iova2(). */
+	/* The compiler does not see a constant, so the macros call ibv_reg_mr_iova2(). */
 	volatile int access = IBV_ACCESS_LOCAL_WRITE;
 	struct ibv_mr *mr[6];
 	char host[64];
@@ -64,7 +65,8 @@ static void forms(uint64_t at)
 
 struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_attr *attr);
 
-/* As perftest does where it finds the function: by address, with a hint, and with a dma-buf. */
+/* Registers as perftest does if it finds the function: by address, with a hint, and with a
+ * dma-buf. */
 static void ex(uint64_t at)
 {
 	struct mr_attr attr = { .length = 5000, .access = 1, .comp_mask = 2, .addr = (void *)at };
@@ -86,7 +88,7 @@ static void twice(const char *what, uint64_t at)
 	}
 }
 
-/* Memory of one GPU, while a context of the other is current. */
+/* Registers memory of one GPU while a context of the other is current. */
 static void other_gpu(uint64_t at)
 {
 	uint64_t pool;
@@ -104,7 +106,7 @@ static void *destroys(void *context)
 	return NULL;
 }
 
-/* The current context was destroyed by another thread. */
+/* Registers after another thread destroyed the current context. */
 static void destroyed(uint64_t at)
 {
 	pthread_t thread;
@@ -137,7 +139,7 @@ static void handles(uint64_t at)
 		if (mr)
 			dereg(mr);
 	}
-	/* What is linked still deregisters what it registered, at whatever address. */
+	/* The linked functions still deregister what they registered, at whatever address. */
 	for (int i = 0; i < 3; i++) {
 		mr = show("linked", ibv_reg_mr(&pd, (void *)(at + 4096 * i), 4096, IBV_ACCESS_LOCAL_WRITE), at + 4096 * i);
 		if (mr)
@@ -145,7 +147,7 @@ static void handles(uint64_t at)
 	}
 }
 
-/* The same buffer twice, and once more after it was freed and allocated again. */
+/* Registers the same buffer twice, and once more after it was freed and allocated again. */
 static void again(uint64_t at)
 {
 	for (int i = 0; i < 3; i++) {
@@ -158,7 +160,7 @@ static void again(uint64_t at)
 	}
 }
 
-/* How NCCL and others find the function. */
+/* Finds the function by name, as NCCL and others do. */
 static void by_name(uint64_t at)
 {
 	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int);
@@ -181,7 +183,7 @@ static void by_name(uint64_t at)
 		ibv_dereg_mr(mr[2]);
 }
 
-/* Parts of a buffer, which a cache may have as a whole. */
+/* Registers parts of a buffer, which a cache may have as a whole. */
 static void parts_of(uint64_t at)
 {
 	static const struct {
@@ -211,7 +213,7 @@ static void ends(uint64_t at)
 	exit(0);
 }
 
-/* More memory than a cache should keep, which the program no longer has. */
+/* Frees more memory than a cache should keep. */
 static void kept(uint64_t at)
 {
 	unsigned int counts[3];
@@ -225,8 +227,8 @@ static void kept(uint64_t at)
 	printf("kept %u\n", counts[2]);
 }
 
-/* As PyTorch's allocator: frees and allocates again once memory is short. Short is less than 1 GiB, or a
- * sixteenth of all. */
+/* Frees and allocates again once memory is short, like PyTorch's allocator. Short means less
+ * than 1 GiB, or a sixteenth of all. */
 static void shortage(uint64_t at)
 {
 	const char *big = "most of the memory";
@@ -237,7 +239,7 @@ static void shortage(uint64_t at)
 		if (cuMemAlloc_v2(&at, size))
 			return;
 		ibv_dereg_mr(show(big, ibv_reg_mr(&pd, (void *)at, size, IBV_ACCESS_LOCAL_WRITE), at));
-		/* A program works for a while. */
+		/* The program works for a while. */
 		usleep(300000);
 		if (cuMemFree_v2(at))
 			return;
@@ -256,7 +258,8 @@ static void exits(uint64_t at)
 	stand_in_exit_inside();
 }
 
-/* A checkpoint between two uses. Longer than a tick of the coarse clock, as on a card. */
+/* Goes through a checkpoint between two uses. It takes longer than a tick of the coarse clock,
+ * as on a card. */
 static void restored(uint64_t at)
 {
 	twice("before", at);
@@ -271,7 +274,7 @@ static void *other(void *at)
 	return NULL;
 }
 
-/* A thread that only talks to NICs has no context. */
+/* Registers in a thread that only talks to NICs and has no context. */
 static void threads(uint64_t at)
 {
 	pthread_t thread;
@@ -280,7 +283,7 @@ static void threads(uint64_t at)
 	pthread_join(thread, NULL);
 }
 
-/* The same where the program made its context, and no primary one is active. */
+/* Does the same if the program made its context, and no primary one is active. */
 static void threads_own(uint64_t at)
 {
 	uint64_t own, pool;
@@ -303,7 +306,8 @@ static void wrong(uint64_t at)
 	uint64_t hole, beyond, managed, another;
 	void *host;
 
-	/* Each in blocks of its own: what shares a block with others stays while they do. */
+	/* Each is in blocks of its own, because memory that shares a block stays while the
+	 * others do. */
 	if (cuMemAlloc_v2(&at, 2 << 20) || cuMemAlloc_v2(&hole, 2 << 20) || cuMemAlloc_v2(&beyond, 2 << 20) || cuMemAllocManaged(&managed, 8192, 1) ||
 	    cuMemHostAlloc(&host, 8192, 0) || cuMemFree_v2(hole))
 		return;
@@ -322,7 +326,7 @@ static void wrong(uint64_t at)
 			ibv_dereg_mr(mr[i]);
 }
 
-/* A child has its parent's regions in memory, and must end none. */
+/* Forks a child that has its parent's regions in memory, and must end none. */
 static void forked(uint64_t at)
 {
 	struct ibv_mr *mr = show("parent", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
@@ -377,7 +381,7 @@ static void forks(uint64_t at)
 	ibv_dereg_mr(mr);
 }
 
-/* Closes its device, and leaves the domain to that. */
+/* Closes its device without deallocating the domain. */
 static void closes(uint64_t at)
 {
 	struct ibv_context device, other;
@@ -399,7 +403,7 @@ static void rereg(uint64_t at)
 	ibv_dereg_mr(mr);
 }
 
-/* But for the one by which a cache watches CUDA. */
+/* Counts the descriptors, except for the one by which a cache watches CUDA. */
 static int descriptors(void)
 {
 	DIR *folder = opendir("/proc/self/fd");
@@ -416,7 +420,7 @@ static int descriptors(void)
 	return count;
 }
 
-/* A program that has CUDA and does not use it itself, but its children do. */
+/* Has CUDA and does not use it itself, but its children do. */
 static int lazy(void)
 {
 	char host[64];

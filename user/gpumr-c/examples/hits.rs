@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a hit and its release cost through the functions of C, on the thread that registered and on
-//! others, on this machine's GPU; with verbs that only count. user/bench.sh builds and runs it.
+//! Measures what a hit and its release cost through the functions of C, on the thread that
+//! registered and on others, on this machine's GPU. Its verbs only count. user/bench.sh builds and
+//! runs it.
 
 use gpumr_c as c;
 use std::error::Error;
@@ -86,7 +87,7 @@ fn buffers(count: usize) -> Result<Vec<u64>, Box<dyn Error>> {
     }
 }
 
-/// The median of many rounds of hits and releases, in nanoseconds.
+/// Returns the median of many rounds of hits and releases, in nanoseconds.
 fn hit(cache: *mut c::Gpumr, pd: *mut c_void, at: u64) -> f64 {
     let mut rounds = Vec::new();
     for _ in 0..ROUNDS {

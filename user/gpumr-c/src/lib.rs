@@ -25,24 +25,28 @@ pub struct Gpumr {
     _sweeper: Option<Sweeper>,
 }
 
-/// `struct gpumr_lease`, of which C has pointers alone: [`Lease::into_raw`].
+/// `struct gpumr_lease`. C only has pointers to it: [`Lease::into_raw`].
 pub struct GpumrLease(());
 
 fn given(lease: Lease<Cuda, IbVerbs>) -> *mut GpumrLease {
     lease.into_raw().cast().as_ptr()
 }
 
+/// Borrows a lease.
+///
 /// # Safety
 ///
-/// It is a lease, which goes on.
+/// `lease` is a lease that is not released meanwhile.
 unsafe fn of(lease: *const GpumrLease) -> ManuallyDrop<Lease<Cuda, IbVerbs>> {
     // SAFETY: By this function's contract, `given()` made it.
     unsafe { Lease::borrow_raw(NonNull::new_unchecked(lease.cast_mut()).cast()) }
 }
 
+/// Takes a lease back, or returns `None` for null.
+///
 /// # Safety
 ///
-/// It is null or a lease, which nobody uses after this.
+/// `lease` is null or a lease, which nobody uses after this.
 unsafe fn back(lease: *mut GpumrLease) -> Option<Lease<Cuda, IbVerbs>> {
     // SAFETY: By this function's contract, `given()` made it.
     NonNull::new(lease).map(|lease| unsafe { Lease::from_raw(lease.cast()) })
@@ -102,7 +106,7 @@ pub struct GpumrStats {
     numbers: [u64; 10],
 }
 
-/// Of the workspace, which has that of gpumr.h.
+/// The version of the workspace, which is that of gpumr.h.
 const VERSION: u32 = {
     const fn number(text: &str) -> u32 {
         let (mut at, mut number) = (0, 0);
@@ -117,12 +121,13 @@ const VERSION: u32 = {
         | number(env!("CARGO_PKG_VERSION_PATCH"))
 };
 
-/// A struct that begins with its size, as the caller knows it: what lies behind that is 0.
+/// Reads a struct that begins with its size, as the caller knows it. What lies beyond that size is
+/// 0.
 ///
 /// # Safety
 ///
-/// `from` is null or good for as many bytes as it says, and zeros are a value of `T`, which begins with
-/// a usize.
+/// `from` is null or good for as many bytes as it says, and zeros are a value of `T`, which begins
+/// with a usize.
 unsafe fn sized<T>(from: *const T, name: &str) -> Result<T, Error> {
     // SAFETY: By this function's contract.
     unsafe {
@@ -165,9 +170,11 @@ fn null(what: &'static str) -> Error {
     Error::Argument(what.into())
 }
 
+/// Returns the open cache, or an error for null.
+///
 /// # Safety
 ///
-/// It is null, or an open cache for as long as the reference is used.
+/// `cache` is null, or an open cache for as long as the reference is used.
 unsafe fn opened<'a>(cache: *const Gpumr) -> Result<&'a Gpumr, Error> {
     // SAFETY: By this function's contract.
     unsafe { cache.as_ref() }.ok_or_else(|| null("the cache is NULL"))
@@ -179,7 +186,7 @@ fn domain(pd: *mut c_void) -> Result<Pd, Error> {
     Ok(unsafe { Pd::new(pd) })
 }
 
-/// What on_gone() is called with.
+/// The argument of on_gone().
 struct Argument(*mut c_void);
 
 // SAFETY: gpumr.h: on_gone() is called by any thread.

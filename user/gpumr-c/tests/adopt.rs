@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A patch of at most 100 lines makes a verbs program use the library. Both are built and run.
+//! Tests that a patch of at most 100 lines makes a verbs program use the library. Both are built
+//! and run.
 
 #[allow(dead_code, reason = "this test uses a part")]
 #[path = "../../stand-ins/build.rs"]
@@ -39,7 +40,8 @@ fn a_short_patch_adopts_the_library() {
     fs::copy(library, folder.join("libgpumr.so.1")).expect("writable");
     let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
     cc(&[&["-o", "program", &include, "transfers.c", "libgpumr.so.1"][..], &linked].concat(), &folder);
-    // Four buffers, and one of them once more after it was freed; by dma-buf, too.
+    // The program sends four buffers, and one of them again after it was freed. It does the same by
+    // dma-buf.
     let after = "sent 101, another key: 1\nregistrations 5, left 0\n";
     assert_eq!(run(&folder, &[]), after);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! gpumr.h and libgpumr.so fit: the same functions, and the C example runs, on stand-ins of libcuda
-//! and libibverbs.
+//! Tests that gpumr.h and libgpumr.so fit together: they have the same functions, and the C example
+//! runs on stand-ins of libcuda and libibverbs.
 
 #[path = "../../stand-ins/build.rs"]
 mod stand_ins;
@@ -45,7 +45,7 @@ fn the_header_names_what_the_library_has() {
     assert!(declared.contains("gpumr_register"));
 }
 
-/// A folder with the libraries, and a program of these sources in it.
+/// Makes a folder with the libraries and a program of these sources.
 fn build(name: &str, without: Without, sources: &[&str], linked: &[&str]) -> PathBuf {
     let folder = libraries(name, without);
     std::fs::copy(library(), folder.join("libgpumr.so.1")).expect("writable");
@@ -110,7 +110,7 @@ fn the_example_in_c_runs_and_wrong_input_is_named() {
         "outlives: good",
         "NIC removed: lost 1, entries 0",
         "outlives: good",
-        // The one of the removed NIC is still there.
+        // The registration of the removed NIC still exists.
         "closed: live 2",
         "released: live 1",
         "short of memory: good",
@@ -123,7 +123,7 @@ fn the_example_in_c_runs_and_wrong_input_is_named() {
     assert_eq!(lines.next(), None, "{out}");
 }
 
-/// Somebody wrote it from the header alone, for two languages.
+/// This program was written from the header alone, in the common part of two languages.
 #[test]
 fn a_program_from_the_header_runs() {
     for (name, language) in

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `make user-install`: what it puts below another root is what a compiler and a program need.
+//! Tests `make user-install`: what it installs below another root is what a compiler and a program
+//! need.
 
 #[allow(dead_code, reason = "this test uses a part")]
 #[path = "../../stand-ins/build.rs"]
@@ -18,7 +19,7 @@ fn text(output: &Output) -> String {
 fn script(folder: &Path, words: &[&str]) -> Output {
     let script = format!("{}/../../mk/user.sh", env!("CARGO_MANIFEST_DIR"));
     let mut sh = Command::new("sh");
-    // What cargo would build, the tests have.
+    // The tests have already built what cargo would build.
     sh.arg(script).args(words).current_dir(folder).env("CARGO_TARGET_DIR", folder.join("target"));
     sh.output().expect("a shell")
 }
@@ -75,7 +76,7 @@ fn what_is_installed_is_found_by_compilers_and_programs() {
     assert!(ran.status.success() && text(&ran).contains("hits 1, misses 1"), "{}", text(&ran));
 }
 
-/// CMake's part of a program: it is built, and runs on the stand-ins.
+/// Builds a program with CMake and runs it on the stand-ins.
 fn by_cmake(folder: &Path, version: &str, words: &[String]) -> Output {
     let at = |file: &str| folder.join(file).display().to_string();
     let sources = [source("../examples/lease.c"), source("main.c")].join(" ");
@@ -103,7 +104,8 @@ fn by_cmake(folder: &Path, version: &str, words: &[String]) -> Output {
     program.env("LD_LIBRARY_PATH", folder).output().expect("built")
 }
 
-/// In the multiarch folder of Debian, in plain lib, and in a folder that CMake has to be told.
+/// CMake finds the library in the multiarch folder of Debian, in plain lib, and in a folder that it
+/// is told about.
 #[test]
 fn cmake_finds_what_is_installed() {
     let folder = libraries("cmake", Without::Nothing);
@@ -128,7 +130,7 @@ fn cmake_finds_what_is_installed() {
         } else {
             format!("-DCMAKE_PREFIX_PATH={}{prefix}", root.display())
         };
-        // Which versions are taken does not depend on the folder.
+        // The accepted versions do not depend on the folder, so testing them once is enough.
         let first = prefix == "/usr";
         let (fit, do_not): (&[_], &[_]) =
             if first { (&["", "1", "1.0", "1.0.0 EXACT"], &["2.0", "1.9", "0.9"]) } else { (&[""], &[]) };

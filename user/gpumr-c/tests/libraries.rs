@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The crate on libcuda and libibverbs, which are stand-ins: the example, wrong input, and
-//! libraries that are missing. Each part runs in a process of its own, which finds the stand-ins.
+//! Tests the crate on stand-ins of libcuda and libibverbs: the example, wrong input, and libraries
+//! that are missing. Each part runs in a process of its own, which finds the stand-ins.
 
 #[allow(dead_code, reason = "the example's main() is not called")]
 #[path = "../../gpumr/examples/lease.rs"]
@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 
 const INSIDE: &str = "GPUMR_TEST_INSIDE";
 
-/// Runs `part` in a process whose libraries are stand-ins: this test once more.
+/// Runs `part` in a process whose libraries are stand-ins, by running this test once more.
 fn on_stand_ins(test: &str, without: Without, part: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return part();
@@ -32,14 +32,14 @@ fn on_stand_ins(test: &str, without: Without, part: impl FnOnce()) {
     assert!(ran.status.success() && said.contains("1 passed"), "{said}");
 }
 
-/// The stand-ins' own calls.
+/// The calls that only the stand-ins have.
 struct StandIns {
     cuda: Library,
     verbs: Library,
 }
 
 impl StandIns {
-    /// With a context for this thread.
+    /// Opens the stand-ins with a context for this thread.
     fn open() -> Self {
         // SAFETY: Their constructors do nothing; the types are cuda.c's.
         unsafe {
@@ -83,7 +83,7 @@ impl StandIns {
         Range::new(at, size).unwrap()
     }
 
-    /// Stream-ordered.
+    /// Allocates stream-ordered memory.
     fn of_a_pool(&self, size: usize) -> Range {
         let mut at = 0;
         // SAFETY: The type is cuda.c's.
@@ -117,7 +117,7 @@ impl StandIns {
         at
     }
 
-    /// Where another process has memory, and this one has none.
+    /// Returns an address at which another process has memory and this one has none.
     fn of_another_process(&self) -> u64 {
         // SAFETY: The type is cuda.c's.
         unsafe {
@@ -134,7 +134,7 @@ impl StandIns {
         }
     }
 
-    /// Plain registrations, those by dma-buf, and regions that live.
+    /// Returns the numbers of plain registrations, of those by dma-buf, and of live regions.
     fn counts(&self) -> [u32; 3] {
         let mut counts = [0; 3];
         // SAFETY: The type is ibverbs.c's.
@@ -154,7 +154,7 @@ fn call(library: &Library, name: &str) {
     }
 }
 
-/// Another library opens the driver's file, or closes it.
+/// Makes another library open the driver's file, or close it.
 fn nvml(stand_ins: &StandIns, on: c_int) {
     // SAFETY: The type is cuda.c's.
     unsafe {
@@ -163,7 +163,7 @@ fn nvml(stand_ins: &StandIns, on: c_int) {
     }
 }
 
-/// The key of this memory, more than a tick of the coarse clock after what happened before.
+/// Returns the key of this memory, at least a tick of the coarse clock after what happened before.
 fn later(cache: &Cache<Cuda, IbVerbs>, pd: Pd, memory: Range) -> u32 {
     std::thread::sleep(std::time::Duration::from_millis(30));
     cache.register(pd, memory.start(), memory.length(), 1).unwrap().lkey()
@@ -177,7 +177,7 @@ fn domain() -> Pd {
 
 fn descriptors() -> usize {
     let files = std::fs::read_dir("/proc/self/fd").unwrap();
-    // But for those by which caches watch CUDA.
+    // The descriptors by which caches watch CUDA do not count.
     let watches = |path: std::path::PathBuf| path.to_string_lossy() == "anon_inode:[eventpoll]";
     files.filter(|file| !std::fs::read_link(file.as_ref().unwrap().path()).is_ok_and(watches)).count()
 }
@@ -199,7 +199,7 @@ fn wrong_input_is_named() {
         let cache =
             Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::by_module(false), Limits::default());
         let (first, hole, last) = (stand_ins.allocate(8192), stand_ins.allocate(8192), stand_ins.allocate(8192));
-        // Each right behind memory of the GPU, which has a block of its own.
+        // Each lies right behind memory of the GPU, which has a block of its own.
         let (before_managed, managed) = (stand_ins.allocate(2 << 20), stand_ins.managed(4096));
         let (before_host, host) = (stand_ins.allocate(2 << 20), stand_ins.host(4096));
         let theirs = stand_ins.of_another_process();
@@ -229,8 +229,8 @@ fn wrong_input_is_named() {
     });
 }
 
-/// A hit asks once where number and bounds come together, and sees memory that was freed and
-/// allocated again.
+/// Where CUDA gives number and bounds together, a hit asks once. It notices memory that was freed
+/// and allocated again.
 #[test]
 fn an_address_given_out_again_is_another_buffer() {
     on_stand_ins("an_address_given_out_again_is_another_buffer", Without::Nothing, || {
@@ -251,7 +251,7 @@ fn an_address_given_out_again_is_another_buffer() {
     });
 }
 
-/// A thread that only talks to NICs may have none; and memory of a pool belongs to none.
+/// A thread that only talks to NICs may have no context, and memory of a pool belongs to none.
 #[test]
 fn a_thread_without_a_context_is_served() {
     on_stand_ins("a_thread_without_a_context_is_served", Without::Nothing, || {
@@ -285,8 +285,8 @@ fn a_missing_libcuda_is_named() {
     });
 }
 
-/// The library is opened, and not started: children of a process that called cuInit() cannot use
-/// CUDA.
+/// The library opens CUDA but does not start it, because children of a process that called cuInit()
+/// cannot use CUDA.
 #[test]
 fn cuda_that_nobody_started_is_named() {
     on_stand_ins("cuda_that_nobody_started_is_named", Without::Nothing, || {
@@ -304,7 +304,7 @@ fn cuda_that_nobody_started_is_named() {
     });
 }
 
-/// Two GPUs: memory of one is registered while a context of the other is current, by either way.
+/// Memory of one GPU is registered, by either way, while a context of another GPU is current.
 #[test]
 fn memory_of_another_gpu_is_served() {
     on_stand_ins("memory_of_another_gpu_is_served", Without::Nothing, || {
@@ -326,8 +326,8 @@ fn memory_of_another_gpu_is_served() {
     });
 }
 
-/// On a card small allocations share a block of 2 MiB, and a page of the GPU: a free of one gives
-/// nothing back, and says nothing about its neighbours.
+/// On a card, small allocations share a block of 2 MiB, and even a page of the GPU. A free of one
+/// releases nothing, and says nothing about its neighbours.
 #[test]
 fn neighbours_in_a_block_are_buffers_of_their_own() {
     on_stand_ins("neighbours_in_a_block_are_buffers_of_their_own", Without::Nothing, || {
@@ -358,7 +358,7 @@ fn neighbours_in_a_block_are_buffers_of_their_own() {
     });
 }
 
-/// Each cause has words of its own.
+/// Each cause has its own words.
 #[test]
 fn memory_that_cannot_be_pinned_or_exported_is_named() {
     on_stand_ins("memory_that_cannot_be_pinned_or_exported_is_named", Without::Nothing, || {
@@ -374,7 +374,7 @@ fn memory_that_cannot_be_pinned_or_exported_is_named() {
         assert!(!said.contains("is nvidia-peermem loaded?"), "{said}");
         let said = refused(Policy::only(Way::DmaBuf));
         assert!(said.contains("of a pool's memory it exports the first allocation only"), "{said}");
-        // What the GPU driver answers where it does not approve of the way between GPU and NIC.
+        // The GPU driver gives this error if it does not approve of the path between GPU and NIC.
         std::env::set_var("STAND_IN_ERRNO", "524");
         let cache =
             Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::only(Way::DmaBuf), Limits::default());
@@ -387,7 +387,7 @@ fn memory_that_cannot_be_pinned_or_exported_is_named() {
     });
 }
 
-/// It still serves peer memory, which needs neither of the functions that it lacks.
+/// An old libcuda still serves peer memory, which needs neither of the functions that it lacks.
 #[test]
 fn a_libcuda_without_dma_buf_is_named() {
     on_stand_ins("a_libcuda_without_dma_buf_is_named", Without::NewCuda, || {
@@ -432,7 +432,8 @@ fn a_libibverbs_without_dma_buf_is_named() {
     });
 }
 
-/// epoll takes pipes and the driver's file, and no plain file: there a mark tells one from another.
+/// epoll accepts pipes and the driver's file, but no plain file. For a plain file, a mark tells one
+/// open file from another.
 #[test]
 fn checkpoints_are_seen_by_whatever_file_the_driver_has() {
     on_stand_ins("checkpoints_are_seen_by_whatever_file_the_driver_has", Without::Nothing, || {
@@ -465,12 +466,12 @@ fn checkpoints_are_seen_by_whatever_file_the_driver_has() {
     });
 }
 
-/// Where nothing can be asked of the driver's file, each registration is new, and none fails.
+/// If nothing can be learnt about the driver's file, each registration is new, and none fails.
 #[test]
 fn where_no_checkpoint_can_be_seen_nothing_is_kept() {
     on_stand_ins("where_no_checkpoint_can_be_seen_nothing_is_kept", Without::Nothing, || {
         let stand_ins = StandIns::open();
-        // A plain file first, so that there is one to point to.
+        // Begin with a plain file, so that there is one to point to.
         std::env::set_var("STAND_IN_CONTROL", "file");
         let memory = stand_ins.allocate(8192);
         std::env::set_var("STAND_IN_CONTROL", "path");
@@ -485,8 +486,8 @@ fn where_no_checkpoint_can_be_seen_nothing_is_kept() {
     });
 }
 
-/// NVML has the same file open as CUDA, opened before the first registration or after. That it closes it
-/// is no checkpoint.
+/// NVML has the same file open as CUDA, whether it was opened before the first registration or
+/// after. Closing it is no checkpoint.
 #[test]
 fn another_library_that_closes_its_file_is_no_checkpoint() {
     on_stand_ins("another_library_that_closes_its_file_is_no_checkpoint", Without::Nothing, || {
@@ -523,8 +524,8 @@ fn another_library_that_closes_its_file_is_no_checkpoint() {
     });
 }
 
-/// Somebody looks while the process is in its checkpoint, and the only such file is NVML's: with CUDA's
-/// word for it, and with a libcuda that has none.
+/// The cache looks while the process is in its checkpoint, and the only such file is NVML's. This
+/// is tried with a libcuda that reports the checkpoint, and with one that cannot.
 #[test]
 fn a_look_in_the_middle_of_a_checkpoint_blinds_nobody() {
     for without in [Without::Nothing, Without::NewCuda] {

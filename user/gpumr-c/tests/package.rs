@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The crate `gpumr` can be published: cargo finds nothing to warn of.
+//! Tests that the crate `gpumr` can be published: cargo warns about nothing.
 
 use std::path::Path;
 use std::process::Command;

@@ -25,21 +25,22 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-/// Freed memory stays registered so long, with the cache on.
+/// The time for which freed memory stays registered, with the cache on.
 const SWEEP: Duration = Duration::from_secs(1);
-/// So much stays registered that the program no longer has. What it freed of that is missing to its
-/// allocator until the next sweep.
+/// The number of bytes that stay registered although the program no longer has them. What the
+/// program freed of them is missing to its allocator until the next sweep.
 const KEPT: u64 = 4 << 30;
 /// `IBV_ACCESS_ZERO_BASED`.
 const ZERO_BASED: c_int = 1 << 5;
-/// `IBV_REREG_MR_ERR_INPUT`: the region is as it was.
+/// `IBV_REREG_MR_ERR_INPUT`: the region is unchanged.
 const UNCHANGED: c_int = -1;
 
-// Statics are made without a lock: a child that is forked while another thread makes one would wait
-// for that thread for ever. If two threads make one at once, the second throws its own away.
+// Statics are made without a lock, because a child that is forked while another thread makes one
+// would wait for that thread for ever. If two threads make one at once, the second throws its own
+// away.
 
-/// The functions next in line, which the program would call without this library; or those of the
-/// library that made its device, where that is another copy of libibverbs.
+/// Returns the functions that the program would call without this library. If another copy of
+/// libibverbs made the program's device, returns the functions of that copy.
 ///
 /// # Safety
 ///
@@ -48,7 +49,7 @@ unsafe fn verbs(context: *mut c_void) -> Option<Functions> {
     // SAFETY: By this function's contract.
     let of_device = unsafe { Functions::of_device(context) };
     match (next(), of_device) {
-        // A library that stands before libibverbs, too, serves all copies.
+        // A library that stands before libibverbs, like this one, serves all copies.
         (Some(next), Some(_)) if !next.is_libibverbs => Some(next.functions),
         (_, Some(functions)) => Some(functions),
         (Some(next), None) => Some(next.functions),
@@ -78,14 +79,14 @@ fn next() -> Option<&'static Next> {
     Some(NEXT.get_or_init(|| Box::new(Next { functions, is_libibverbs })))
 }
 
-/// libibverbs itself, for a program that found this library by name and has none.
+/// Returns libibverbs itself, for a program that found this library by name and has none.
 fn by_name() -> Option<Functions> {
     static VERBS: OnceBox<Option<IbVerbs>> = OnceBox::new();
     let verbs = VERBS.get_or_init(|| Box::new(IbVerbs::open().map_err(say).ok()));
     verbs.as_ref().map(|verbs| *verbs.functions())
 }
 
-/// The device of a domain or of a region, which begin with it.
+/// Returns the device of a domain or of a region, which begin with it.
 ///
 /// # Safety
 ///
@@ -98,7 +99,7 @@ unsafe fn device(of: *mut c_void) -> *mut c_void {
     unsafe { of.cast::<*mut c_void>().read() }
 }
 
-/// libcuda, once the program has loaded it.
+/// Returns libcuda, once the program has loaded it.
 fn cuda() -> Option<&'static Cuda> {
     static CUDA: OnceBox<Cuda> = OnceBox::new();
     if let Some(cuda) = CUDA.get() {
@@ -110,13 +111,13 @@ fn cuda() -> Option<&'static Cuda> {
 
 struct Cached {
     cache: Cache<Cuda, IbVerbs>,
-    /// Of each region that the program has, by its address.
+    /// The leases of the regions that the program has, by the region's address.
     leases: Mutex<Leases>,
     _sweeper: Sweeper,
 }
 
-/// What the program has. A program may deregister it past this library, by a handle of its own: then
-/// it stays here, and nobody gets it again.
+/// A region that the program has. The program may deregister it past this library, by a handle of
+/// its own. Then it stays here, and nobody gets it again.
 struct Given {
     lease: Lease<Cuda, IbVerbs>,
     handle: u32,
@@ -124,7 +125,8 @@ struct Given {
 }
 
 impl Given {
-    /// Whether this region is the one that was given out. Another may have its address by now.
+    /// Returns whether this region is the one that was given out. Another may have its address by
+    /// now.
     ///
     /// # Safety
     ///
@@ -138,7 +140,8 @@ impl Given {
 type Leases = HashMap<usize, Given>;
 
 impl Cached {
-    /// None in a child that was forked while another thread of its parent had them.
+    /// Returns the leases, or `None` in a child that was forked while another thread of its parent
+    /// had them.
     fn leases(&self) -> Option<MutexGuard<'_, Leases>> {
         if self.cache.forked() {
             match self.leases.try_lock() {
@@ -155,18 +158,18 @@ impl Cached {
 /// The cache, once it has served.
 static CACHED: OnceBox<Option<Cached>> = OnceBox::new();
 
-/// The cache, if it has served already.
+/// Returns the cache, if it has served already.
 fn serving() -> Option<&'static Cached> {
     CACHED.get()?.as_ref()
 }
 
-/// Whether the user wants the cache.
+/// Returns whether the user wants the cache.
 fn is_wanted() -> bool {
     static WANTED: OnceBox<bool> = OnceBox::new();
     *WANTED.get_or_init(|| Box::new(std::env::var_os("GPUMR_CACHE").is_some_and(|value| value == "1")))
 }
 
-/// The cache, which the user wants. Only asked for GPU memory, so CUDA is started.
+/// Returns the cache that the user wants. It is only asked for GPU memory, so CUDA is started.
 fn cached(verbs: &Functions) -> Option<&'static Cached> {
     let open = || -> Result<Cached, Error> {
         let way = std::env::var("GPUMR_WAY").unwrap_or_else(|_| "auto".into());
@@ -176,7 +179,7 @@ fn cached(verbs: &Functions) -> Option<&'static Cached> {
         };
         let limits = Limits { bytes: KEPT, ..Limits::default() };
         let mut options = Options::default();
-        // An allocator that frees to allocate again, as PyTorch's, gets what it freed.
+        // With this, an allocator that frees to allocate again, like PyTorch's, gets what it freed.
         options.free_bytes = FREE_BYTES_AUTO;
         let cache = Cache::with(Cuda::open()?, verbs, Policy::parse(&way)?, limits, options);
         let sweeper = Sweeper::start(&cache, SWEEP).map_err(Error::Thread)?;
@@ -195,7 +198,7 @@ fn fail(errno: c_int) -> *mut RawMr {
     std::ptr::null_mut()
 }
 
-/// GPU memory, asked only of a CUDA that the program uses.
+/// Returns CUDA if the address is GPU memory. It asks CUDA only if the program uses it.
 fn on_gpu(address: u64) -> Option<&'static Cuda> {
     cuda().filter(|cuda| cuda.kind(address) == Kind::Device)
 }
@@ -223,7 +226,7 @@ fn say(why: impl std::fmt::Display) {
     }
 }
 
-/// What the program asks for.
+/// The registration that the program asks for.
 #[derive(Clone, Copy)]
 struct Wanted {
     pd: *mut c_void,
@@ -231,7 +234,7 @@ struct Wanted {
     length: usize,
     iova: u64,
     access: c_int,
-    /// Where more is asked for than the other functions can say.
+    /// The attributes, if they ask for more than the other functions can express.
     attr: Option<RawMrAttr>,
 }
 
@@ -246,14 +249,15 @@ impl Wanted {
     }
 }
 
-/// By dma-buf what the plain call refused with `error`, which stays the answer if this fails, too.
+/// Registers by dma-buf what the plain call refused with `error`, which stays the result if this
+/// fails, too.
 fn by_dma_buf(verbs: &Functions, wanted: &Wanted, error: c_int) -> *mut RawMr {
     let (at, length) = (wanted.at, wanted.length as u64);
     let made = || -> Option<*mut RawMr> {
         let cuda = cuda()?;
         match cuda.kind(at) {
             Kind::Device => {}
-            // Freed, perhaps; host memory that exists is refused for other reasons.
+            // The memory may have been freed. Existing host memory is refused for other reasons.
             Kind::Unknown if error == libc::EFAULT => {
                 say(Range::new(at, length).map_or_else(|e| e, |range| Error::Unknown { address: at, range }));
                 return None;
@@ -267,7 +271,7 @@ fn by_dma_buf(verbs: &Functions, wanted: &Wanted, error: c_int) -> *mut RawMr {
         let range = Range::new(at, length).map_err(say).ok()?;
         let pages = range.widened(page_size())?;
         let fd = cuda.export(pages).map_err(|why| match Identity::read(cuda, range) {
-            // More than CUDA's own word.
+            // This says more than CUDA's own word.
             Err(cause) => say(cause),
             Ok(_) => say(format!("{range} by dma-buf: {why}{}", Memory::of(cuda, at).why())),
         });
@@ -279,16 +283,17 @@ fn by_dma_buf(verbs: &Functions, wanted: &Wanted, error: c_int) -> *mut RawMr {
     made().unwrap_or_else(|| fail(error))
 }
 
-/// A region that the program had before and deregistered, or a new one that the cache will keep, if
-/// that is on and this is GPU memory. None where the cache cannot serve: where it fails; where it has
-/// the memory as a part of something larger, since programs look at `addr` and `length` of what they
-/// get; and where the program has the region still, since it may have deregistered it past us.
+/// Returns a region that the program had before and deregistered, or a new one that the cache will
+/// keep, if the cache is on and this is GPU memory. Returns `None` if the cache cannot serve: if it
+/// fails; if it has the memory as a part of something larger, because programs look at `addr` and
+/// `length` of what they get; or if the program still has the region, which it may have
+/// deregistered past us.
 fn from_cache(verbs: &Functions, wanted: &Wanted) -> Option<*mut RawMr> {
-    // The cache has only what is at its own address.
+    // The cache only has regions that are at their own address.
     if wanted.iova != wanted.at || wanted.access & ZERO_BASED != 0 || wanted.attr.is_some() {
         return None;
     }
-    // First: without the cache a registration of host memory asks CUDA nothing.
+    // This comes first: without the cache, a registration of host memory asks CUDA nothing.
     if !is_wanted() {
         return None;
     }
@@ -311,8 +316,8 @@ fn from_cache(verbs: &Functions, wanted: &Wanted) -> Option<*mut RawMr> {
     Some(mr)
 }
 
-/// A region that libibverbs just made. If the cache has one at that address, the program deregistered
-/// that one past us.
+/// Notes a region that libibverbs has just made. If the cache has one at that address, the program
+/// deregistered that one past us.
 fn made(mr: *mut RawMr) -> *mut RawMr {
     let old = serving().and_then(|cached| cached.leases()?.remove(&(mr as usize)));
     if let Some(old) = old {
@@ -321,7 +326,8 @@ fn made(mr: *mut RawMr) -> *mut RawMr {
     mr
 }
 
-/// The lease of a region, if it is one of the cache's. `Err` in a child that cannot know.
+/// Returns the lease of a region if it is one of the cache's. Returns `Err` in a child that cannot
+/// know, and, unless it is to `take` the lease, for a region of the cache.
 ///
 /// # Safety
 ///
@@ -385,12 +391,12 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     unsafe { register(wanted, |verbs| verbs.iova(pd, addr, length, iova, access)) }
 }
 
-/// See ibv_reg_mr_ex(3). What names a dma-buf already goes on as it is.
+/// See ibv_reg_mr_ex(3). A call that names a dma-buf already is passed on unchanged.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut c_void, attr: *mut RawMrAttr) -> *mut RawMr {
     // SAFETY: The caller's: one that lives, or null, which libibverbs refuses.
     let asked = unsafe { attr.as_ref() }.copied();
-    // What a newer libibverbs may know lies beyond our struct.
+    // Fields that only a newer libibverbs knows lie beyond our struct.
     let known = RawMrAttr::ADDR | RawMrAttr::IOVA | RawMrAttr::FD | RawMrAttr::FD_OFFSET | RawMrAttr::DMAH;
     let asked = asked.filter(|asked| asked.comp_mask & !known == 0);
     let asked = asked.filter(|asked| asked.comp_mask & (RawMrAttr::ADDR | RawMrAttr::FD) == RawMrAttr::ADDR);
@@ -400,14 +406,15 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut c_void, attr: *mut RawMrAttr) ->
     };
     let at = asked.addr as u64;
     let iova = if asked.comp_mask & RawMrAttr::IOVA != 0 { asked.iova } else { at };
-    // Without hints the cache may serve, and any function by dma-buf.
+    // Without hints, the cache may serve, and by dma-buf any function.
     let plain = asked.comp_mask & !(RawMrAttr::ADDR | RawMrAttr::IOVA) == 0;
     let wanted = Wanted { pd, at, length: asked.length, iova, access: asked.access, attr: (!plain).then_some(asked) };
     // SAFETY: The caller's arguments.
     unsafe { register(wanted, |verbs| verbs.ex(pd, attr)) }
 }
 
-/// See ibv_reg_dmabuf_mr(3). The program has a dma-buf of its own, which goes on as it is.
+/// See ibv_reg_dmabuf_mr(3). The program has a dma-buf of its own, so the call is passed on
+/// unchanged.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     pd: *mut c_void,
@@ -424,8 +431,8 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
 }
 
 thread_local! {
-    /// This thread is in libibverbs on our behalf. Its functions call each other, and where it is
-    /// linked without -Bsymbolic (Debian's is), such a call comes back to us.
+    /// Whether this thread is in libibverbs on our behalf. libibverbs' functions call each other,
+    /// and if it is linked without -Bsymbolic (as Debian's is), such a call comes back to us.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -454,8 +461,8 @@ unsafe fn register(wanted: Wanted, plain: impl FnOnce(&Functions) -> *mut RawMr)
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut RawMr) -> c_int {
     // SAFETY: The caller's region.
     match unsafe { given(mr, true) } {
-        // The lease ends here, and the cache keeps the region. A child has nothing to end: what it
-        // may mean is its parent's.
+        // The lease ends here, and the cache keeps the region. In a child there is nothing to end:
+        // what it may mean belongs to its parent.
         Ok(Some(_)) | Err(()) => 0,
         Ok(None) => {
             // SAFETY: The caller's region.
@@ -464,7 +471,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut RawMr) -> c_int {
     }
 }
 
-/// See ibv_alloc_pd(3). What the cache holds of the domain goes first.
+/// See ibv_alloc_pd(3). The cache first releases what it holds of the domain.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c_void) -> c_int {
     if let (Some(cached), Some(domain)) = (serving(), NonNull::new(pd)) {
@@ -475,8 +482,8 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c_void) -> c_int {
     unsafe { verbs(device(pd)) }.map_or(libc::ENOSYS, |verbs| unsafe { verbs.dealloc(pd) })
 }
 
-/// See ibv_open_device(3). What the cache holds of the device goes first: domains that were not
-/// deallocated go with it.
+/// See ibv_open_device(3). The cache first releases what it holds of the device, because domains
+/// that were not deallocated go with it.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_close_device(context: *mut c_void) -> c_int {
     if let Some(cached) = serving() {

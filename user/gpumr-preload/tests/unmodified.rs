@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Programs that were not changed, with the library before them: `stand-ins/program.c` against
+//! Tests unmodified programs with the library before libibverbs: `stand-ins/program.c` with
 //! stand-ins of libcuda and libibverbs whose symbols have rdma-core's versions.
 
 #[path = "../../stand-ins/build.rs"]
@@ -9,14 +9,14 @@ use stand_ins::{cc, libraries, source, Without, RENAMED};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Builds program and libraries in a folder of the test's own.
+/// Builds the program and the libraries in a folder of the test's own.
 fn build(name: &str, without: Without) -> PathBuf {
     let folder = libraries(name, without);
     cc(&["-o", "program", &source("program.c"), "libcuda.so.1", "libibverbs.so.1"], &folder);
     folder
 }
 
-/// A part of the program, to be run.
+/// Returns the command that runs a part of the program.
 fn program(folder: &Path, part: &str, preload: bool, settings: &[(&str, &str)]) -> Command {
     // cargo builds it beside the test.
     let library = std::env::current_exe().expect("this program").with_file_name("libgpumr_preload.so");
@@ -29,7 +29,7 @@ fn program(folder: &Path, part: &str, preload: bool, settings: &[(&str, &str)]) 
     program
 }
 
-/// Runs a part of the program; what it said on both outputs.
+/// Runs a part of the program and returns both of its outputs.
 fn run(folder: &Path, part: &str, preload: bool, settings: &[(&str, &str)]) -> (String, String) {
     let ran = program(folder, part, preload, settings).output().expect("built");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -46,7 +46,7 @@ fn without_the_library_gpu_memory_is_refused() {
     assert_eq!(out, format!("{all}host: addr right\ndealloc: 0\nplain 6, dma-buf 0, live 0\n"));
 }
 
-/// Each form that verbs.h makes of the calls, and symbols with their versions.
+/// Tests each form that verbs.h makes of the calls, and symbols with their versions.
 #[test]
 fn gpu_memory_is_registered_by_dma_buf_after_the_plain_call() {
     let folder = build("with", Without::Nothing);
@@ -72,8 +72,8 @@ fn with_peer_memory_the_plain_call_is_enough() {
     assert!(out.ends_with("plain 6, dma-buf 0, live 0\n"), "{out}");
 }
 
-/// Two registrations of one buffer are one; after free and allocation it is another; the domain can
-/// go.
+/// Two registrations of one buffer are one. After a free and an allocation it is another, and the
+/// domain can be deallocated.
 #[test]
 fn the_cache_registers_once_and_again_after_a_free() {
     let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
@@ -82,18 +82,19 @@ fn the_cache_registers_once_and_again_after_a_free() {
     assert_eq!(out, format!("{all}dealloc: 0\nplain 0, dma-buf 2, live 0\n"), "{said}");
 }
 
-/// What the program has already is registered anew, and so is what is not at its own address.
+/// A buffer that the program has already is registered anew, and so is one that is not at its own
+/// address.
 #[test]
 fn with_the_cache_all_forms_still_work() {
     let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
     let (out, said) = run(&build("cache-forms", Without::Nothing), "forms", true, &settings);
     let all: String = FORMS.map(|form| format!("{form}: addr right\n")).concat();
-    // The cache has the first, and that of another access.
+    // The cache has the first registration, and the one with another access.
     assert_eq!(out, format!("{all}host: addr right\ndealloc: 0\nplain 4, dma-buf 5, live 0\n"), "{said}");
 }
 
-/// The manual page says whom the library reaches: who asks a handle for the function, as NCCL does,
-/// calls libibverbs, whose own calls come to us or do not.
+/// The manual page says which programs the library reaches. A program that asks a handle for the
+/// function, as NCCL does, calls libibverbs, whose own calls come to us or do not.
 #[test]
 fn a_function_found_by_name_is_reached_where_libibverbs_can_be_caught() {
     for (name, without, answer) in
@@ -106,7 +107,7 @@ fn a_function_found_by_name_is_reached_where_libibverbs_can_be_caught() {
     }
 }
 
-/// Peer memory first: the cache's own plain call comes back to us from within libibverbs.
+/// Peer memory comes first, so the cache's own plain call comes back to us from within libibverbs.
 #[test]
 fn the_cache_does_not_call_itself() {
     let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "peer-memory"), ("STAND_IN_PEER_MEMORY", "1")];
@@ -149,7 +150,7 @@ fn with_the_cache_wrong_input_is_named_too() {
     }
 }
 
-/// Where the kernel refuses managed memory, dma-buf cannot help, and the program is told why.
+/// Where the kernel refuses managed memory, dma-buf cannot help, and the program gets the reason.
 #[test]
 fn managed_memory_that_is_refused_is_named() {
     let (out, said) = run(&build("managed", Without::Nothing), "wrong", true, &[("STAND_IN_MANAGED_ON_GPU", "1")]);
@@ -165,7 +166,7 @@ fn a_child_leaves_its_parents_registration() {
     assert_eq!(out, "parent: addr right\nchild leaves 1\ndealloc: 0\nplain 0, dma-buf 1, live 0\n", "{said}");
 }
 
-/// The leases' lock may be another thread's at that moment, which the child does not have.
+/// Another thread, which the child does not have, may hold the leases' lock at that moment.
 #[test]
 fn a_child_never_waits_for_a_thread_of_its_parent() {
     let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
@@ -173,7 +174,8 @@ fn a_child_never_waits_for_a_thread_of_its_parent() {
     assert!(out.starts_with("stuck children: 0\ndealloc: 0\n"), "{out}{said}");
 }
 
-/// Whoever closes a device without its domains must not leave the cache with regions of it.
+/// A program that closes a device without deallocating its domains must not leave the cache with
+/// regions of it.
 #[test]
 fn a_closed_device_takes_its_registrations_along() {
     let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
@@ -193,7 +195,7 @@ fn with_the_cache_a_part_of_a_buffer_has_its_own_address() {
     assert_eq!(out, format!("{all}dealloc: 0\nplain 4, dma-buf 5, live 0\n"), "{said}");
 }
 
-/// A sweep while CUDA ends would ask it for what it no longer has.
+/// A sweep while CUDA ends would ask it about what it no longer has.
 #[test]
 fn with_the_cache_a_program_ends_in_peace() {
     let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf"), ("STAND_IN_SLOW_EXIT", "1")];
@@ -201,18 +203,18 @@ fn with_the_cache_a_program_ends_in_peace() {
     assert_eq!((out, said), Default::default());
 }
 
-/// The sweep waits for a lock that the interrupted thread has.
+/// The sweep waits for a lock that the interrupted thread holds.
 #[test]
 fn a_program_that_exits_in_a_signal_handler_ends() {
     let folder = build("exits", Without::Nothing);
     let start = std::time::Instant::now();
     let (out, said) = run(&folder, "exits", true, &CACHE);
     assert_eq!((out, said), Default::default());
-    // Of which 1.5 seconds are the program's own.
+    // The program itself takes 1.5 seconds of this.
     assert!(start.elapsed() < std::time::Duration::from_millis(2500), "{:?}", start.elapsed());
 }
 
-/// What is kept may be freed by now, and is missing to the program's allocator.
+/// What is kept may be freed by now, and is then missing to the program's allocator.
 #[test]
 fn the_cache_keeps_no_more_than_it_says() {
     let (out, said) = run(&build("kept", Without::Nothing), "kept", true, &CACHE);
@@ -220,7 +222,7 @@ fn the_cache_keeps_no_more_than_it_says() {
     assert!(out.contains("kept 2\n"), "{out}");
 }
 
-/// What a program frees to allocate again it gets, though the cache knows it.
+/// A program that frees memory to allocate again gets it, although the cache knows it.
 #[test]
 fn with_the_cache_an_allocator_gets_what_it_freed() {
     let folder = build("shortage", Without::Nothing);
@@ -232,7 +234,7 @@ fn with_the_cache_an_allocator_gets_what_it_freed() {
     }
 }
 
-/// Nothing that CUDA says of memory tells that it was restored from a checkpoint.
+/// No attribute of memory in CUDA shows that it was restored from a checkpoint.
 #[test]
 fn after_a_checkpoint_memory_is_registered_anew() {
     let (out, said) = run(&build("restored", Without::Nothing), "restored", true, &CACHE);
@@ -241,8 +243,8 @@ fn after_a_checkpoint_memory_is_registered_anew() {
 
 const CACHE: [(&str, &str); 2] = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
 
-/// A current context of another GPU, or one that is gone, says nothing about the memory. With the
-/// cache no program is worse off than without.
+/// The current context says nothing about the memory if it is another GPU's or is destroyed. With
+/// the cache, no program is worse off than without.
 #[test]
 fn memory_is_served_whatever_context_is_current() {
     let folder = build("contexts", Without::Nothing);
@@ -259,7 +261,7 @@ fn memory_is_served_whatever_context_is_current() {
     assert!(out.contains("plain 0, dma-buf 2, live 0\n"), "each was kept: {out}");
 }
 
-/// A primary context takes 400 ms to make.
+/// Making a primary context takes 400 ms.
 #[test]
 fn no_context_is_made_for_memory_that_has_one() {
     let folder = build("own-context", Without::Nothing);
@@ -278,7 +280,8 @@ fn a_broken_context_is_named() {
     assert!(said.contains("CUDA cannot say what") && said.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{said}");
 }
 
-/// Whoever calls cuInit() has children that cannot use CUDA: that is the program's to decide.
+/// A process that calls cuInit() has children that cannot use CUDA, so the program must decide
+/// that.
 #[test]
 fn cuda_is_not_started_for_a_program_that_did_not() {
     let folder = build("lazy", Without::Nothing);
@@ -301,7 +304,7 @@ fn a_region_that_was_deregistered_past_the_cache_is_not_returned() {
     }
 }
 
-/// What rdma-core's newest programs call first.
+/// Programs of the newest rdma-core call this function first.
 #[test]
 fn the_newest_call_is_reached() {
     let folder = build("ex", Without::Nothing);
@@ -312,8 +315,8 @@ fn the_newest_call_is_reached() {
     assert!(out.starts_with(lines), "{out}{said}");
 }
 
-/// Wheels bring a libibverbs of another name, which nobody else sees: each device is served by the
-/// library that made it.
+/// Wheels bring a libibverbs with another name, which nobody else sees. Each device is served by
+/// the library that made it.
 #[test]
 fn each_device_is_served_by_its_own_library() {
     for (name, flags) in
@@ -336,7 +339,7 @@ fn each_device_is_served_by_its_own_library() {
     }
 }
 
-/// The system's pages may have 64 KiB: what CUDA exports is made of those.
+/// The system's pages may be of 64 KiB, and what CUDA exports consists of such pages.
 #[test]
 fn the_page_size_is_the_systems() {
     let folder = build("pages", Without::SmallPages);
@@ -356,7 +359,7 @@ fn a_thread_without_a_context_is_served() {
     }
 }
 
-/// What cannot be said must not end the program.
+/// A message that cannot be written must not end the program.
 #[test]
 fn words_that_nobody_gets_are_no_error() {
     let folder = build("full", Without::Nothing);
@@ -397,7 +400,7 @@ fn a_libcuda_without_dma_buf_is_named_and_the_errno_stays() {
     assert!(said.contains(why), "{said}");
 }
 
-/// Without libcuda the plain call is all there is, with the cache, too.
+/// Without libcuda, only the plain call is tried, with the cache, too.
 #[test]
 fn a_program_without_cuda_registers_as_ever() {
     let folder = libraries("no-cuda", Without::Cuda);
@@ -412,7 +415,7 @@ fn a_program_without_cuda_registers_as_ever() {
     }
 }
 
-/// A program that uses neither CUDA nor verbs runs as ever, where neither is installed.
+/// A program that uses neither CUDA nor verbs runs unchanged where neither is installed.
 #[test]
 fn other_programs_are_left_alone() {
     let folder = libraries("bare", Without::Verbs);
@@ -422,7 +425,7 @@ fn other_programs_are_left_alone() {
     assert_eq!(run(&folder, "", true, &[("GPUMR_CACHE", "1")]), (String::new(), String::new()));
 }
 
-/// A program that finds verbs by name where libibverbs is missing is told so.
+/// A program that finds verbs by name where libibverbs is missing gets a message.
 #[test]
 fn a_missing_libibverbs_is_named() {
     let folder = libraries("no-verbs", Without::Verbs);

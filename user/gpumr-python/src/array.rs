@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Where an array of Python's lies: torch's tensors, `__cuda_array_interface__` and DLPack. Nothing is
-//! read or written there.
+//! Finds the memory of a Python array: torch's tensors, `__cuda_array_interface__` and DLPack. It
+//! reads or writes none of it.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-/// DLPack's kinds of devices that are CUDA's: `kDLCUDA`, `kDLCUDAHost`, `kDLCUDAManaged`. Which of them
-/// can be registered, the cache says.
+/// DLPack's kinds of devices that are CUDA's: `kDLCUDA`, `kDLCUDAHost`, `kDLCUDAManaged`. The cache
+/// decides which of them can be registered.
 const OF_CUDA: [i32; 3] = [2, 3, 13];
 
-/// From an array's first byte to its last.
+/// The memory from an array's first byte to its last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memory {
     pub(crate) address: u64,
@@ -33,11 +33,12 @@ struct Tensor {
 }
 
 impl Memory {
-    /// Errors: it is no array, or none on a GPU.
+    /// Returns the memory of an array. Fails if it is no array, or none on a GPU.
     pub(crate) fn of(array: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = array.py();
         if let Some(on_gpu) = array.getattr_opt(intern!(py, "is_cuda"))? {
-            // torch has CUDA's interface for some types and for tensors without gradients only.
+            // torch offers CUDA's interface only for some types, and only for tensors without
+            // gradients.
             return Self::of_torch(array, on_gpu.extract()?);
         }
         if let Some(interface) = array.getattr_opt(intern!(py, "__cuda_array_interface__"))? {
@@ -82,10 +83,10 @@ impl Memory {
         if !OF_CUDA.contains(&device) {
             return Err(elsewhere(&format!("an array on DLPack's device type {device}")));
         }
-        // Without a stream: JAX takes no -1, which would say that nobody waits. What it then waits for is
-        // the default stream.
+        // The call names no stream: JAX does not accept -1, which would mean that nobody waits. It
+        // then waits for the default stream.
         let capsule = array.call_method0(intern!(py, "__dlpack__"))?;
-        // It is not taken: with its last reference it frees itself.
+        // The capsule is not consumed, so it frees itself with its last reference.
         let capsule = capsule.cast_into::<PyCapsule>()?;
         let tensor = capsule.pointer_checked(Some(c"dltensor"))?.cast::<Tensor>();
         // SAFETY: By its name the capsule has this struct, and lives until the end of this function; shape
@@ -103,8 +104,8 @@ impl Memory {
         Self::spanned(tensor.data.wrapping_add(tensor.offset), size, shape, strides.as_deref())
     }
 
-    /// From the first byte of elements of `size` bytes to the last. Strides are in bytes; without them
-    /// elements lie side by side.
+    /// Returns the range from the first byte of elements of `size` bytes to the last. Strides are
+    /// in bytes; without them, elements lie side by side.
     fn spanned(address: u64, size: i64, shape: &[i64], strides: Option<&[i64]>) -> PyResult<Self> {
         let wrong = || {
             let why = format!("elements of {size} bytes, shape {shape:?} and strides {strides:?} fit no memory");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A protection domain as Python knows it.
+//! Finds the protection domain of a Python object.
 
 use gpumr::ibverbs::Pd;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -9,12 +9,13 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyDict, PyInt, PyList};
 use std::ptr::NonNull;
 
-/// No object lies below: what is smaller is a number of something, as the kernel's handle of a domain.
+/// The lowest address of an object. A smaller value is a number of something, like the kernel's
+/// handle of a domain.
 const LOWEST: u64 = 1 << 16;
 
-/// Ends with 0 if pyverbs' `PD.pd` is an address. In rdma-core 44 it is the C struct, taken for an object
-/// of Python's: whoever reads it changes the struct, or ends the program where that is NULL. Nothing
-/// else tells the two apart, so another process tries it.
+/// A program that ends with 0 if pyverbs' `PD.pd` is an address. In rdma-core 44 it is the C
+/// struct, taken for a Python object: reading it changes the struct, or ends the program where it
+/// is NULL. Nothing else tells the two apart, so another process tries it.
 const PROBE: &str = "import resource, sys
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 sys.path[:] = sys.argv[1:]
@@ -22,7 +23,8 @@ from pyverbs.pd import PD
 sys.exit(PD.__new__(PD).pd != 0)
 ";
 
-/// The domain that a `pyverbs.pd.PD` or an address stands for. Errors: it is neither, or closed.
+/// Returns the domain that a `pyverbs.pd.PD` or an address stands for. Fails if it is neither, or
+/// closed.
 pub(crate) fn domain(of: &Bound<'_, PyAny>) -> PyResult<Pd> {
     let address = if is_number(of) {
         of.clone()
@@ -67,7 +69,7 @@ fn of_pyverbs(of: &Bound<'_, PyAny>) -> bool {
     of.get_type().mro().iter().any(of_pyverbs)
 }
 
-/// Whether this process's pyverbs passes [`PROBE`]. It is asked once.
+/// Returns whether this process's pyverbs passes [`PROBE`], which runs once.
 fn tells_addresses(py: Python<'_>) -> PyResult<bool> {
     static TELLS: PyOnceLock<bool> = PyOnceLock::new();
     let ask = || {

@@ -28,7 +28,7 @@ fn failed(error: gpumr::Error) -> PyErr {
 
 /// `IBV_ACCESS_LOCAL_WRITE`, `_REMOTE_WRITE` and `_REMOTE_READ`.
 const ACCESS: i32 = Access::LOCAL_WRITE.bits() | Access::REMOTE_WRITE.bits() | Access::REMOTE_READ.bits();
-/// Freed memory stays registered so long, where nobody chose.
+/// The time for which freed memory stays registered by default.
 const SWEEP_MS: u64 = 1000;
 
 /// Registrations that are kept. `way` is "auto", "peer-memory" or "dma-buf". `entries`, `bytes` and
@@ -78,8 +78,8 @@ impl Cache {
         open().map_err(failed)
     }
 
-    /// A lease of a region with the memory of `tensor`. `access` has verbs' flags; 7 lets others read
-    /// and write.
+    /// Returns a lease of a region with the memory of `tensor`. `access` has verbs' flags; 7 lets
+    /// others read and write.
     #[pyo3(signature = (tensor, pd, access = ACCESS))]
     fn register(&self, tensor: &Bound<'_, PyAny>, pd: &Bound<'_, PyAny>, access: i32) -> PyResult<Lease> {
         let (py, memory, domain) = (tensor.py(), Memory::of(tensor)?, domain(pd)?);
@@ -92,25 +92,26 @@ impl Cache {
         }))))
     }
 
-    /// Lets go of what is registered in `pd`: before it is closed, and when its NIC is removed.
+    /// Releases what is registered in `pd`. Call it before `pd` is closed, and when its NIC is
+    /// removed.
     fn forget(&self, pd: &Bound<'_, PyAny>) -> PyResult<()> {
         let domain: Pd = domain(pd)?;
         pd.py().detach(|| self.cache.forget(domain));
         Ok(())
     }
 
-    /// Lets go of what was freed.
+    /// Releases what was freed.
     fn sweep(&self, py: Python<'_>) {
         py.detach(|| self.cache.sweep());
     }
 
-    /// Lets go of all that nobody uses, and returns its bytes: before memory is freed to be
-    /// allocated again.
+    /// Releases all that nobody uses, and returns its size in bytes. Call it before memory is freed
+    /// to be allocated again.
     fn shrink(&self, py: Python<'_>) -> u64 {
         py.detach(|| self.cache.shrink())
     }
 
-    /// What it did so far, and what it holds: a dict.
+    /// Returns a dict of what the cache did so far and what it holds.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.cache.stats());
         let out = PyDict::new(py);
@@ -131,7 +132,7 @@ impl Cache {
         Ok(out)
     }
 
-    /// Which way is tried first, and why.
+    /// Returns which way is tried first, and why.
     #[getter]
     fn reason(&self) -> &'static str {
         self.cache.reason()
@@ -144,14 +145,14 @@ impl Cache {
 
 struct Kept {
     lease: Arc<Held>,
-    /// Meanwhile an allocator of the program's gives the memory to nobody else.
+    /// This reference keeps an allocator of the program's from giving the memory to somebody else.
     _tensor: Py<PyAny>,
-    /// It deallocates with its last reference.
+    /// This reference keeps the domain from being deallocated.
     _pd: Py<PyAny>,
 }
 
-/// A region, until `release()`, the end of its `with`, or its last reference. Meanwhile its tensor
-/// lives.
+/// A lease of a region. It ends with `release()`, with the end of its `with`, or with its last
+/// reference. Until then its tensor lives.
 #[pyclass(frozen, module = "gpumr")]
 struct Lease(Mutex<Option<Kept>>);
 
@@ -165,37 +166,37 @@ impl Lease {
 
 #[pymethods]
 impl Lease {
-    /// Where the memory begins: what work requests name.
+    /// Returns where the memory begins, which work requests name.
     #[getter]
     fn addr(&self) -> PyResult<u64> {
         Ok(self.held()?.range().start())
     }
 
-    /// Its bytes.
+    /// Returns the number of bytes.
     #[getter]
     fn length(&self) -> PyResult<u64> {
         Ok(self.held()?.range().length())
     }
 
-    /// For requests of this machine.
+    /// Returns the key for requests of this machine.
     #[getter]
     fn lkey(&self) -> PyResult<u32> {
         Ok(self.held()?.lkey())
     }
 
-    /// For requests of others.
+    /// Returns the key for requests of others.
     #[getter]
     fn rkey(&self) -> PyResult<u32> {
         Ok(self.held()?.rkey())
     }
 
-    /// The address of its `struct ibv_mr`, which may cover more. Do not deregister it.
+    /// Returns the address of its `struct ibv_mr`, which may cover more. Do not deregister it.
     #[getter]
     fn mr(&self) -> PyResult<usize> {
         Ok(self.held()?.mr().as_ptr() as usize)
     }
 
-    /// "peer-memory" or "dma-buf".
+    /// Returns "peer-memory" or "dma-buf".
     #[getter]
     fn way(&self) -> PyResult<&'static str> {
         Ok(match self.held()?.way() {
@@ -205,17 +206,17 @@ impl Lease {
         })
     }
 
-    /// Whether the memory is still what was registered.
+    /// Returns whether the memory is still what was registered.
     fn valid(&self, py: Python<'_>) -> PyResult<bool> {
         let lease = self.held()?;
         Ok(py.detach(move || lease.valid()))
     }
 
-    /// Ends it; a second time nothing happens.
+    /// Ends the lease. A second call does nothing.
     fn release(&self, py: Python<'_>) {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Kept { lease, .. }) = kept {
-            // It may deregister.
+            // Dropping the lease may deregister.
             py.detach(move || drop(lease));
         }
     }
@@ -239,7 +240,7 @@ impl Lease {
     }
 }
 
-/// The process's cache, which is made when it is first asked for.
+/// Returns the process's cache, which is made when it is first asked for.
 #[pyfunction]
 fn cache(py: Python<'_>) -> PyResult<Py<Cache>> {
     static CACHE: PyOnceLock<Py<Cache>> = PyOnceLock::new();
@@ -247,7 +248,7 @@ fn cache(py: Python<'_>) -> PyResult<Py<Cache>> {
     Ok(CACHE.get_or_try_init(py, make)?.clone_ref(py))
 }
 
-/// `cache().register(tensor, pd, access)`.
+/// Calls `cache().register(tensor, pd, access)`.
 #[pyfunction]
 #[pyo3(signature = (tensor, pd, access = ACCESS))]
 fn register(tensor: &Bound<'_, PyAny>, pd: &Bound<'_, PyAny>, access: i32) -> PyResult<Lease> {

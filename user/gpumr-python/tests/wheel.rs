@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The wheel, as a user builds it, and a program in Python on stand-ins of libcuda and libibverbs. It
-//! needs python3, pip, and maturin from the package index.
+//! Tests the wheel, as a user builds it, with a Python program on stand-ins of libcuda and
+//! libibverbs. It needs python3, pip, and maturin from the package index.
 
 #[path = "../../stand-ins/build.rs"]
 mod stand_ins;
@@ -18,7 +18,7 @@ fn ran(command: &mut Command) -> String {
     text
 }
 
-/// The folder with the wheel, and what is in it.
+/// Returns the folder with the wheel, and the folder with its contents.
 fn wheel() -> &'static (PathBuf, PathBuf) {
     static MADE: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
     MADE.get_or_init(|| {
@@ -27,7 +27,7 @@ fn wheel() -> &'static (PathBuf, PathBuf) {
         for old in [&out, &site] {
             let _ = fs::remove_dir_all(old);
         }
-        // Another checkout's builds of these crates would pass for ours (ci/cargo.sh).
+        // Another checkout's builds of these crates would be taken for ours (ci/cargo.sh).
         for old in fs::read_dir(target.join("debug/.fingerprint")).into_iter().flatten().flatten() {
             if old.file_name().to_string_lossy().starts_with("gpumr") {
                 fs::remove_dir_all(old.path()).expect("writable");
@@ -66,7 +66,7 @@ fn a_program_in_python_is_served() {
     assert!(said.contains("Ran 10 tests") && said.trim_end().ends_with("OK"), "{said}");
 }
 
-/// The stubs name what the module has.
+/// The stubs name everything that the module has.
 #[test]
 fn the_stubs_fit_the_module() {
     let stubs = fs::read_to_string(wheel().1.join("gpumr/__init__.pyi")).expect("stubs");
@@ -106,8 +106,8 @@ fn missing_libraries_are_named() {
     }
 }
 
-/// pyverbs needs the real libibverbs. This machine has no NIC, so its domain has no address, as one that
-/// is closed. Where reading the address ends the program, it is not read.
+/// pyverbs needs the real libibverbs. This machine has no NIC, so its domain has no address, like
+/// one that is closed. Where reading the address would end the program, it is not read.
 #[test]
 fn pyverbs_domains_are_known() {
     let folder = libraries("pyverbs", Without::Nothing);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a hit costs on this machine's GPU: the real libcuda, and verbs that only count, so no NIC
-//! is needed. user/bench.sh builds and runs it.
+//! Measures what a hit costs on this machine's GPU, with the real libcuda, and with verbs that only
+//! count, so no NIC is needed. user/bench.sh builds and runs it.
 
 mod common;
 
@@ -17,11 +17,11 @@ const ROUNDS: usize = 400;
 const HITS_A_ROUND: usize = 1000;
 const THREADS: [usize; 2] = [4, 16];
 const SEGMENTS: [usize; 3] = [8, 64, 512];
-/// Registrations that the cache has when one more is timed.
+/// The number of registrations that the cache has when one more is timed.
 const ENTRIES: [u64; 4] = [1000, 10_000, 40_000, 100_000];
 const PAGE: u64 = 4096;
 
-/// GPU memory, until the process ends.
+/// Allocates GPU memory until the process ends.
 fn allocate(count: usize, size: usize) -> Result<Vec<u64>, Box<dyn Error>> {
     // SAFETY: libcuda, with the types of cuda.h; locals for the answers.
     unsafe {
@@ -44,8 +44,8 @@ fn allocate(count: usize, size: usize) -> Result<Vec<u64>, Box<dyn Error>> {
     }
 }
 
-/// The median of many rounds over all buffers: nanoseconds per buffer. A round is long enough that
-/// the clock's own cost does not count.
+/// Returns the nanoseconds per buffer: the median of many rounds over all buffers. A round is long
+/// enough that the clock's own cost does not matter.
 fn hit(cache: &Cache<Cuda, Counting>, buffers: &[u64], size: u64) -> Result<f64, Box<dyn Error>> {
     let again = HITS_A_ROUND.div_ceil(buffers.len());
     let mut rounds = Vec::new();
@@ -60,7 +60,7 @@ fn hit(cache: &Cache<Cuda, Counting>, buffers: &[u64], size: u64) -> Result<f64,
     Ok(rounds[rounds.len() / 2])
 }
 
-/// What an answer of CUDA costs, in nanoseconds: the median of many rounds.
+/// Returns what an answer of CUDA costs, in nanoseconds: the median of many rounds.
 fn answer<T>(ask: impl Fn() -> T) -> f64 {
     let mut rounds = Vec::new();
     for _ in 0..ROUNDS {
@@ -74,7 +74,7 @@ fn answer<T>(ask: impl Fn() -> T) -> f64 {
     rounds[rounds.len() / 2]
 }
 
-/// The median of the slowest of so many threads, each with a part of its own.
+/// Returns the median for the slowest of `count` threads, each with a part of its own.
 fn threads(count: usize, one: impl Fn(usize) -> Result<f64, Box<dyn Error>> + Sync) -> Result<f64, Box<dyn Error>> {
     let one = |n: usize| one(n).map_err(|error| error.to_string());
     let each: Vec<Result<f64, String>> = std::thread::scope(|scope| {
@@ -92,7 +92,7 @@ fn threads(count: usize, one: impl Fn(usize) -> Result<f64, Box<dyn Error>> + Sy
     Ok(each.into_iter().fold(0.0, f64::max))
 }
 
-/// Virtual memory of so many segments of 2 MiB, until the process ends.
+/// Maps virtual memory of `count` segments of 2 MiB until the process ends.
 fn segments(count: usize) -> Result<(u64, u64), Box<dyn Error>> {
     const SEGMENT: usize = 2 << 20;
     #[repr(C)]
@@ -132,8 +132,8 @@ fn segments(count: usize) -> Result<(u64, u64), Box<dyn Error>> {
     Ok((at, (count * SEGMENT) as u64))
 }
 
-/// What a registration costs without a NIC and without CUDA's part, when the cache has so many: by
-/// dma-buf, new; and where another must go for it.
+/// Measures what a registration by dma-buf costs without a NIC and without CUDA's part when the
+/// cache has `at` registrations: a new one, and one for which another must go.
 fn scaling(at: u64) -> Result<(), Box<dyn Error>> {
     const MORE: u64 = 200;
     for entries in ENTRIES {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the cache promises, on this machine's GPUs: the real libcuda, and verbs that only count. Says
-//! "held" for each promise, and fails at one that does not hold. It needs CUDA 12.8; what needs a
-//! second GPU is left out where there is one.
+//! Tests what the cache promises on this machine's GPUs, with the real libcuda and verbs that only
+//! count. Prints "held" for each promise, and fails at one that does not hold. It needs CUDA 12.8.
+//! It leaves out what needs a second GPU if there is only one.
 
 mod common;
 
@@ -48,7 +48,7 @@ fn key(cache: &Cache<Cuda, Counting>, range: Range) -> Res<u32> {
     Ok(cache.register(0, range.start(), range.length(), 1)?.lkey())
 }
 
-/// The same, more than a tick of the coarse clock after what happened before.
+/// Registers more than a tick of the coarse clock after what happened before.
 fn later(cache: &Cache<Cuda, Counting>, range: Range) -> Res<u32> {
     std::thread::sleep(std::time::Duration::from_millis(30));
     key(cache, range)
@@ -97,7 +97,7 @@ fn main() -> Res<()> {
         held("the address comes back", again == blocks[2])?;
         held("it is another buffer", key(&cache, again)? != old)?;
     }
-    // A reservation of several segments: each is a piece of its own.
+    // A reservation of several segments consists of one piece for each.
     let cuda = Cuda::open()?;
     let spread = cuda.allocation(blocks[0].start()) == Some(blocks[0]) && cuda.allocation(pool.start()) == Some(pool);
     held("an allocation is told from its neighbours", spread)?;

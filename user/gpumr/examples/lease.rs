@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Registers GPU memory, twice: the second time it is a hit. Arguments: a protection domain and GPU
-//! memory, which a program gets of its verbs and CUDA crates. By itself it only says whether the
-//! libraries are there.
+//! Registers GPU memory twice. The second time is a hit. Its arguments are a protection domain and
+//! GPU memory, which a program gets from its verbs and CUDA crates. When run by itself, it only
+//! prints whether the libraries exist.
 
 use gpumr::cuda::Cuda;
 use gpumr::ibverbs::{IbVerbs, Pd};
 use gpumr::{Cache, Error, Limits, Policy, Sweeper};
 use std::time::Duration;
 
-/// Local write, remote write.
+/// Local write and remote write.
 const ACCESS: i32 = 1 | 2;
 
-/// The registrations that are left in the cache.
+/// Returns the number of registrations that are left in the cache.
 pub fn example(pd: Pd, gpu_memory: u64, length: u64) -> Result<u64, Error> {
     let limits = Limits { entries: 1000, ..Limits::default() };
     let cache = Cache::new(Cuda::open()?, IbVerbs::open()?, Policy::automatic(), limits);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the cache needs of CUDA and of verbs. The real libraries implement it, and so do the
-//! models.
+//! The traits of CUDA and of verbs that the cache uses. The real libraries implement them, and so
+//! do the models.
 
 use crate::range::Range;
 use std::hash::Hash;
@@ -25,17 +25,18 @@ impl Access {
     /// The four rights, of which a region may have more than a request needs.
     const RIGHTS: i32 = 0xf;
 
-    /// The flags as verbs know them.
+    /// Returns the flags as verbs know them.
     pub const fn bits(self) -> i32 {
         self.0
     }
 
-    /// Whether all flags of `other` are set.
+    /// Returns whether all flags of `other` are set.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether a region with these flags serves a request with `other`: it has more rights at most.
+    /// Returns whether a region with these flags serves a request with `other`: it may have more
+    /// rights, but no other difference.
     pub(crate) const fn serves(self, other: Self) -> bool {
         self.contains(other) && (self.0 ^ other.0) & !Self::RIGHTS == 0
     }
@@ -55,7 +56,7 @@ impl std::ops::BitOr for Access {
     }
 }
 
-/// What an address belongs to.
+/// The kind of memory that an address belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -65,67 +66,70 @@ pub enum Kind {
     Managed,
     /// Host memory that CUDA knows.
     Host,
-    /// Nothing that CUDA knows: freed, of another process, or plain host memory.
+    /// Nothing that CUDA knows: freed memory, memory of another process, or plain host memory.
     Unknown,
     /// CUDA was not started in this process.
     NotStarted,
-    /// CUDA cannot say, with this status: its context is broken, as after a kernel's fault.
+    /// CUDA cannot say, and answers with this status: its context is broken, as after a kernel's
+    /// fault.
     Failed(i32),
 }
 
-/// CUDA, as far as registrations need it. Called without a lock of the cache.
+/// The part of CUDA that registrations need. Its functions are called without a lock of the cache.
 pub trait Gpu: Send + Sync + 'static {
-    /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: the number of the allocation, unique in the process,
-    /// `None` for freed and foreign memory, and where CUDA cannot say (a destroyed context).
+    /// Returns `CU_POINTER_ATTRIBUTE_BUFFER_ID`: the number of the allocation, unique in the
+    /// process. Returns `None` for freed and foreign memory, and if CUDA cannot say (a destroyed
+    /// context).
     fn buffer_id(&self, address: u64) -> Option<u64>;
-    /// The same number and the allocation around the address, by one question, where CUDA answers
-    /// both at once.
+    /// Returns the same number and the allocation around the address by one question, if CUDA can
+    /// answer both at once.
     fn buffer(&self, _address: u64) -> Option<(u64, Range)> {
         None
     }
-    /// What the address belongs to.
+    /// Returns the kind of memory that the address belongs to.
     fn kind(&self, address: u64) -> Kind;
-    /// The allocation, or the segment of virtual memory, around the address. It needs no context of
-    /// the caller's.
+    /// Returns the allocation, or the segment of virtual memory, around the address. It needs no
+    /// context of the caller's.
     fn allocation(&self, address: u64) -> Option<Range>;
-    /// A dma-buf of the range, which is made of whole pages of the system's. Errors in words.
+    /// Exports the range as a dma-buf, which consists of whole pages of the system. Errors are in
+    /// words.
     fn export(&self, range: Range) -> Result<OwnedFd, String>;
-    /// A number that changes when CUDA restored the process from a checkpoint: all memory is then
-    /// new, under its old numbers. `None` where nobody can see it.
+    /// Returns a number that changes when CUDA restored the process from a checkpoint: all memory
+    /// is then new, under its old numbers. Returns `None` if nobody can see that.
     fn epoch(&self) -> Option<u64> {
         Some(0)
     }
-    /// Whether the memory can be pinned for peer memory, where CUDA says so.
+    /// Returns whether the memory can be pinned for peer memory, if CUDA says so.
     fn capable(&self, _address: u64) -> Option<bool> {
         None
     }
-    /// Whether the memory is of a pool, as of `cudaMallocAsync()`.
+    /// Returns whether the memory belongs to a pool, like that of `cudaMallocAsync()`.
     fn pooled(&self, _address: u64) -> bool {
         false
     }
-    /// The number of the GPU that has the memory.
+    /// Returns the number of the GPU that has the memory.
     fn device(&self, _address: u64) -> i32 {
         0
     }
-    /// How many bytes that GPU has free, and how many it has, where CUDA says so.
+    /// Returns how many bytes that GPU has free, and how many it has, if CUDA says so.
     fn memory(&self, _address: u64) -> Option<(u64, u64)> {
         None
     }
-    /// The name of a status.
+    /// Returns the name of a status.
     fn words(&self, status: i32) -> String {
         format!("CUDA error {status}")
     }
 }
 
-/// Verbs, as far as registrations need them. Called without a lock of the cache.
+/// The part of verbs that registrations need. Its functions are called without a lock of the cache.
 pub trait Verbs: Send + Sync + 'static {
     /// A protection domain.
     type Pd: Copy + Ord + Hash + Send + Sync + 'static;
     /// A memory region.
     type Mr: Send + Sync + 'static;
-    /// `ibv_reg_mr()`.
+    /// Calls `ibv_reg_mr()`.
     fn register(&self, pd: Self::Pd, range: Range, access: Access) -> io::Result<Self::Mr>;
-    /// `ibv_reg_dmabuf_mr()`: `range` lies `offset` bytes into the dma-buf.
+    /// Calls `ibv_reg_dmabuf_mr()`. `range` lies `offset` bytes into the dma-buf.
     fn register_dma_buf(
         &self,
         pd: Self::Pd,
@@ -134,8 +138,8 @@ pub trait Verbs: Send + Sync + 'static {
         fd: BorrowedFd<'_>,
         access: Access,
     ) -> io::Result<Self::Mr>;
-    /// `ibv_dereg_mr()`.
+    /// Calls `ibv_dereg_mr()`.
     fn deregister(&self, mr: Self::Mr) -> io::Result<()>;
-    /// lkey and rkey.
+    /// Returns lkey and rkey.
     fn keys(&self, mr: &Self::Mr) -> (u32, u32);
 }

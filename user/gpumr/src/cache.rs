@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Look-up, registration, eviction. One lock, which is never held over a call of CUDA or verbs, and
-//! which a hit of what the thread used lately does not take.
+//! Looks up, registers and evicts. There is one lock, which is never held over a call of CUDA or
+//! verbs, and which a hit of what the thread used lately does not take.
 
 use crate::backend::{Access, Gpu, Verbs};
 use crate::entry::{Entry, Export, Held, Parts, Region, Removed};
@@ -17,27 +17,29 @@ use crate::sync::{lock, wait, Arc, AtomicU64, Condvar, Mutex, Ordering, Weak};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::AsFd;
 
-/// As often memory may change during its registration before the caller hears of it.
+/// The number of attempts to register memory that changes meanwhile. Then the caller gets an error.
 const CHANGES: usize = 3;
-/// [`Entry::queued`] of what is not in the queue.
+/// The value of [`Entry::queued`] for an entry that is not in the queue.
 const UNQUEUED: u64 = u64::MAX;
-/// A region that is not at its own address: who asks for a part of it must not get the whole.
+/// The flag of a region that is not at its own address. A caller that asks for a part of it must
+/// not get the whole.
 const ZERO_BASED: i32 = 1 << 5;
 
-/// How much may stay registered that nobody uses. What is in use counts, and is never evicted.
+/// Limits on what may stay registered that nobody uses. What is in use counts, and is never
+/// evicted.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Registrations.
+    /// The number of registrations.
     pub entries: u64,
-    /// Their bytes.
+    /// The bytes of the registrations.
     pub bytes: u64,
-    /// Their bytes of BAR1, of all GPUs together. What is registered with several NICs counts for
-    /// each, though a dma-buf takes BAR1 once: the limit may evict early, never late.
+    /// Their bytes of BAR1, of all GPUs together. What is registered with several NICs counts once
+    /// for each, although a dma-buf takes BAR1 once: the limit may evict early, never late.
     pub bar1_bytes: u64,
 }
 
 impl Limits {
-    /// No limit but this share of a BAR1 of so many bytes, in percent.
+    /// Returns limits with only this one: this share, in percent, of a BAR1 of `size` bytes.
     pub fn share_of_bar1(size: u64, percent: u64) -> Self {
         let share = u128::from(size) * u128::from(percent) / 100;
         Self { bar1_bytes: u64::try_from(share).unwrap_or(u64::MAX), ..Self::default() }
@@ -54,34 +56,34 @@ impl Default for Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Gone {
-    /// What it was registered for.
+    /// The range that it was registered for.
     pub range: Range,
-    /// For requests of this machine.
+    /// The key for requests of this machine.
     pub lkey: u32,
-    /// For requests of others.
+    /// The key for requests of others.
     pub rkey: u32,
 }
 
-/// Hears of regions in use whose memory has gone.
+/// The function that is called for regions in use whose memory has gone.
 pub type OnGone = Box<dyn Fn(Gone) + Send + Sync>;
 
-/// What a cache may do beside.
+/// Further options of a cache.
 #[derive(Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// A region that has more rights than a request needs serves it. Whoever gives its rkey away gives
-    /// away those rights.
+    /// Whether a region that has more rights than a request needs may serve it. A program that
+    /// gives its rkey away gives away those rights.
     pub superset: bool,
-    /// While a GPU has fewer bytes free than this, what is registered of it ends as soon as nobody uses
-    /// it: what is freed while it is registered by dma-buf, or pinned for good, stays allocated, and an
-    /// allocator that frees to allocate again would not get it. Checked when something is registered
-    /// and by the [`crate::Sweeper`], at most each 20 ms. 0: never. [`crate::FREE_BYTES_AUTO`] suits
-    /// PyTorch.
+    /// The number of free bytes of a GPU below which everything that is registered of it ends as
+    /// soon as nobody uses it. What is freed while it is registered by dma-buf, or pinned for good,
+    /// stays allocated, and an allocator that frees to allocate again would not get it. Free memory
+    /// is checked when something is registered and by the [`crate::Sweeper`], at most every 20 ms.
+    /// 0: never. [`crate::FREE_BYTES_AUTO`] suits PyTorch.
     pub free_bytes: u64,
-    /// Called once for each region that a lease holds when its memory is found or reported to have
-    /// gone: whoever has it should stop to use it and release it. It is called by the thread that
-    /// noticed, which may be the sweeper, without a lock. It must not wait for a thread that is in a
-    /// call of the cache.
+    /// A function that is called once for each region that a lease holds when its memory is found
+    /// or reported to have gone. The holder should stop using the region and release it. The thread
+    /// that noticed calls the function, without a lock; it may be the sweeper. The function must
+    /// not wait for a thread that is in a call of the cache.
     pub on_gone: Option<OnGone>,
 }
 
@@ -95,7 +97,7 @@ impl std::fmt::Debug for Options {
     }
 }
 
-/// The cache. Clones are the same cache; it ends with the last clone, lease and sweeper.
+/// The cache. Clones are the same cache. It ends with the last clone, lease and sweeper.
 pub struct Cache<G: Gpu, V: Verbs>(Arc<Inner<G, V>>);
 
 impl<G: Gpu, V: Verbs> std::fmt::Debug for Cache<G, V> {
@@ -118,69 +120,73 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     pub(crate) options: Options,
     counters: Arc<Counters>,
     generation: u64,
-    /// Goes on with each registration. An entry's last use is told by it, so that hits do not write
-    /// to what all share.
+    /// A clock that advances with each registration. It dates an entry's last use, so that hits do
+    /// not write to what all share.
     clock: AtomicU64,
-    /// How many promise to report frees, and had what was freed before swept.
+    /// The number of holders of a promise to report frees, for whom what was freed before has been
+    /// swept.
     trusted: AtomicU64,
     pub(crate) pressure: Pressure,
     pub(crate) state: Mutex<State<G, V>>,
-    /// Something left [`State::ending`].
+    /// It is signalled when something leaves [`State::ending`].
     ended: Condvar,
 }
 
-/// A region, and what keeps its memory if that was exported.
+/// A region, and the dma-buf that keeps its memory if there is one.
 type Made<V> = (<V as Verbs>::Mr, Option<Arc<Export>>);
-/// An entry, and the lease of whoever made it.
+/// An entry, and its maker's lease.
 type New<G, V> = (Arc<Entry<G, V>>, Held<G, V>);
 type Regions<G, V> = BTreeMap<u64, Arc<Entry<G, V>>>;
 
 /// A registration under way.
 struct Making {
     range: Range,
-    /// Its memory was reported as freed since it began, or nobody knows.
+    /// Whether its memory was reported as freed since it began, or nobody knows.
     freed: bool,
 }
 
 /// # Invariants
 ///
-/// Of one domain and access no entry contains another, so starts and ends have the same order. The
-/// sums are those of all entries. What is in it is not removed, and what leaves it is.
+/// Of one domain and access, no entry contains another, so starts and ends have the same order. The
+/// sums are those of all entries. No entry in the maps is removed, and each entry that leaves them
+/// is.
 pub(crate) struct State<G: Gpu, V: Verbs> {
     regions: BTreeMap<(V::Pd, Access), Regions<G, V>>,
     entries: u64,
     bytes: u64,
     bar1_bytes: u64,
-    /// By the clock when they began.
+    /// The registrations under way, by the clock when they began.
     making: BTreeMap<u64, Making>,
-    /// What was removed without leases and is not yet deregistered.
+    /// Entries that were removed without leases and are not yet deregistered.
     ending: Vec<Arc<Entry<G, V>>>,
-    /// dma-bufs that other NICs may have, the oldest first.
+    /// The dma-bufs that other NICs may use, beginning with the oldest.
     exports: VecDeque<Weak<Export>>,
-    /// The newest of each range, by its first and last address, and what it is made of.
+    /// The newest dma-buf of each range, by the range's first and last address, with the
+    /// allocations that it consists of.
     shared: BTreeMap<(u64, u64), (Identity, Weak<Export>)>,
-    /// What may be evicted, by its last use as far as it was known when it was put in. What is in use
-    /// when its turn comes is taken out; its last lease puts it back.
+    /// The entries that may be evicted, by their last use as far as it was known when they were put
+    /// in. An entry in use is taken out when its turn comes, and its last lease puts it back.
     queue: BTreeMap<(u64, usize), Arc<Entry<G, V>>>,
-    /// All, by their GPU; empty where free memory is not watched.
+    /// All entries by their GPU. Empty if free memory is not watched.
     pub(crate) of_gpus: BTreeMap<(i32, usize), Arc<Entry<G, V>>>,
-    /// GPUs that have little free memory.
+    /// The GPUs that have little free memory.
     pub(crate) pressed: BTreeSet<i32>,
-    /// In use and not in the map, since a larger one has their place; empty where nobody wants to hear
-    /// of them.
+    /// Entries in use that are not in the map because a larger one has their place. Empty if nobody
+    /// wants to hear of them.
     outside: Vec<Arc<Entry<G, V>>>,
 }
 
 impl<G: Gpu, V: Verbs> State<G, V> {
-    /// A program may have 1024 files open: of very many buffers the oldest is exported anew for the
-    /// next NIC. What is to be closed where no lock is held.
+    /// Keeps a dma-buf open for other NICs. A program may have 1024 files open, so the oldest is
+    /// returned, to be closed where no lock is held. It will be exported anew for the next NIC.
     fn keep(&mut self, export: &Arc<Export>) -> Option<Arc<Closed>> {
         self.exports.push_back(Arc::downgrade(export));
         let oldest = (self.exports.len() > fork::PLACES).then(|| self.exports.pop_front())?;
         oldest?.upgrade()?.close()
     }
 
-    /// The next NIC gets this dma-buf. Those that are gone are left out before they are most.
+    /// Offers this dma-buf to the next NIC. Drops the ones that are gone before they are the
+    /// majority.
     fn share(&mut self, range: &Range, identity: &Identity, export: &Arc<Export>) {
         if self.shared.len() as u64 > 2 * self.entries + 64 {
             self.shared.retain(|_, (_, export)| export.strong_count() > 0);
@@ -188,7 +194,7 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         self.shared.insert((range.start(), range.last()), (identity.clone(), Arc::downgrade(export)));
     }
 
-    /// Puts `entry`, which is in, among what may be evicted, if it is not there.
+    /// Puts `entry`, which is in the map, among those that may be evicted, if it is not there.
     fn enqueue(&mut self, entry: &Arc<Entry<G, V>>) {
         if entry.queued.load(Ordering::Relaxed) == UNQUEUED {
             let used = entry.used.load(Ordering::Relaxed);
@@ -202,7 +208,7 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         self.queue.remove(&(used, std::ptr::from_ref(entry) as usize));
     }
 
-    /// The entry whose turn it is to be evicted, by its last use as it is now. It is taken out.
+    /// Takes out the entry whose turn it is to be evicted, by its present last use.
     fn turn(&mut self) -> Option<Arc<Entry<G, V>>> {
         loop {
             let ((queued, _), entry) = self.queue.pop_first()?;
@@ -210,14 +216,14 @@ impl<G: Gpu, V: Verbs> State<G, V> {
             if entry.used.load(Ordering::Relaxed) == queued {
                 return Some(entry);
             }
-            // Once for each use since.
+            // This happens once for each use since then.
             self.enqueue(&entry);
         }
     }
 
-    /// Those that share a byte with the range.
+    /// Returns the entries that share a byte with the range.
     fn overlapping(&self, range: &Range) -> Vec<Arc<Entry<G, V>>> {
-        // Starts and ends have the same order.
+        // This is possible because starts and ends have the same order.
         let of = |regions: &Regions<G, V>| {
             let before = regions.range(..range.end()).rev().map(|(_, entry)| entry);
             before.take_while(|entry| entry.range.overlaps(range)).cloned().collect::<Vec<_>>()
@@ -225,16 +231,17 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         self.regions.values().flat_map(of).collect()
     }
 
-    /// The last entry that begins before `range` does ends after all others that do.
+    /// Returns the entry that contains `range`. The last entry that begins before `range` ends
+    /// after all others that do.
     fn find(&self, key: (V::Pd, Access), range: &Range) -> Option<&Arc<Entry<G, V>>> {
         let regions = self.regions.get(&key)?;
-        // Most hits are of the same range: that is one search instead of two.
+        // Most hits are of the same range, for which one search is enough instead of two.
         let exact = regions.get(&range.start());
         let entry = exact.or_else(|| regions.range(..range.start()).next_back().map(|(_, entry)| entry))?;
         entry.range.contains(range).then_some(entry)
     }
 
-    /// The same, or one with more rights if that will do.
+    /// Returns an entry with this access or, if `superset` allows it, one with more rights.
     fn fitting(&self, pd: V::Pd, access: Access, range: &Range, superset: bool) -> Option<&Arc<Entry<G, V>>> {
         let exact = self.find((pd, access), range);
         if exact.is_some() || !superset {
@@ -248,13 +255,13 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         self.regions.values().flat_map(BTreeMap::values)
     }
 
-    /// This entry, if it is in.
+    /// Returns this entry if it is in the map.
     fn same(&self, entry: &Entry<G, V>) -> Option<&Arc<Entry<G, V>>> {
         let found = self.regions.get(&(entry.pd, entry.access))?.get(&entry.range.start())?;
         std::ptr::eq(Arc::as_ptr(found), entry).then_some(found)
     }
 
-    /// Takes out `entry`, which is in.
+    /// Takes `entry` out, which is in the map.
     pub(crate) fn take(&mut self, entry: &Entry<G, V>) {
         let key = (entry.pd, entry.access);
         if let Some(regions) = self.regions.get_mut(&key) {
@@ -270,8 +277,8 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         self.bar1_bytes -= entry.bar1_bytes();
     }
 
-    /// Puts `entry` in, unless one that contains it is there; what it contains itself is for the
-    /// caller to remove.
+    /// Puts `entry` in, unless one that contains it is there. The caller must remove the returned
+    /// entries, which it contains.
     fn insert(&mut self, entry: &Arc<Entry<G, V>>) -> Option<Vec<Arc<Entry<G, V>>>> {
         let key = (entry.pd, entry.access);
         if self.find(key, &entry.range).is_some() {
@@ -291,7 +298,8 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         Some(inside)
     }
 
-    /// These may have leases, and are not in the map. Those without are left out before they are most.
+    /// Remembers entries that may have leases and are not in the map. Drops those without leases
+    /// before they are the majority.
     fn keep_outside(&mut self, entries: &[Arc<Entry<G, V>>]) {
         if self.outside.len() + entries.len() > self.outside.capacity() {
             self.outside.retain(|entry| entry.word.in_use());
@@ -300,13 +308,13 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         self.outside.extend(entries.iter().filter(|entry| entry.word.in_use()).cloned());
     }
 
-    /// This memory is reported as freed, or all that there is.
+    /// Notes that this memory, or all memory, is reported as freed.
     fn freed(&mut self, range: Option<Range>) {
         let freed = |making: &&mut Making| range.is_none_or(|range| making.range.overlaps(&range));
         self.making.values_mut().filter(freed).for_each(|making| making.freed = true);
     }
 
-    /// Until it is dropped, whoever forgets its domain waits.
+    /// Makes an entry end. Until the result is dropped, a thread that forgets its domain waits.
     ///
     /// # Safety
     ///
@@ -323,12 +331,12 @@ impl<G: Gpu, V: Verbs> State<G, V> {
 }
 
 impl<G: Gpu, V: Verbs> Cache<G, V> {
-    /// An empty cache.
+    /// Returns an empty cache.
     pub fn new(gpu: G, verbs: V, policy: Policy, limits: Limits) -> Self {
         Self::with(gpu, verbs, policy, limits, Options::default())
     }
 
-    /// An empty cache that does more.
+    /// Returns an empty cache with further options.
     pub fn with(gpu: G, verbs: V, policy: Policy, limits: Limits, options: Options) -> Self {
         let state = State {
             regions: BTreeMap::new(),
@@ -364,8 +372,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         &self.0
     }
 
-    /// A registration of `length` bytes at `address` with `access`: one that is there, if the
-    /// memory is still the same, or a new one. Callable from every thread.
+    /// Registers `length` bytes at `address` with `access`. Returns an existing registration if the
+    /// memory is still the same, or a new one. Every thread may call this.
     ///
     /// Errors say in words what is wrong ([`Error`]). If memory is short, unused registrations are
     /// evicted and it is tried once more.
@@ -393,7 +401,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         Ok(Lease::new(entry, range))
     }
 
-    /// The same with several NICs: one lease for each domain, or none. They share one dma-buf.
+    /// Registers with several NICs. Returns one lease for each domain, or none. They share one
+    /// dma-buf.
     pub fn register_all(
         &self,
         pds: &[V::Pd],
@@ -405,7 +414,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         pds.iter().map(|pd| self.register(*pd, address, length, access)).collect()
     }
 
-    /// Lets go of every registration whose memory is freed. What a lease holds ends with that.
+    /// Ends every registration whose memory is freed. What a lease holds ends with that.
     pub fn sweep(&self) {
         self.0.sweep();
     }
@@ -417,33 +426,34 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         self.0.shrink()
     }
 
-    /// This memory is about to be freed or unmapped: lets go of it, with or without a promise
-    /// ([`crate::hooks`]). Until it is freed no thread may register it: only a sweep is sure to
-    /// find such a registration. Errors: an empty or wrapping range.
+    /// Ends the registrations of memory that is about to be freed or unmapped, with or without a
+    /// promise ([`crate::hooks`]). Until it is freed, no thread may register it: only a sweep is
+    /// sure to find such a registration. Fails for an empty or wrapping range.
     pub fn before_free(&self, address: u64, length: u64) -> Result<(), Error> {
         self.0.freed(Some(Range::new(address, length)?));
         Ok(())
     }
 
-    /// All memory is about to be freed: a context is destroyed or reset.
+    /// Ends all registrations, because all memory is about to be freed: a context is destroyed or
+    /// reset.
     pub fn before_free_all(&self) {
         self.0.freed(None);
     }
 
-    /// Lets go of every registration of a domain: before `ibv_dealloc_pd()`, and when its NIC is
-    /// removed. Those that no lease holds are deregistered when it returns, also where another
-    /// thread ends them.
+    /// Ends every registration of a domain. Call it before `ibv_dealloc_pd()`, and when its NIC is
+    /// removed. Those that no lease holds are deregistered when it returns, even if another thread
+    /// ends them.
     pub fn forget(&self, pd: V::Pd) {
         self.forget_where(|of| of == pd);
     }
 
-    /// The same for each domain that `which` names.
+    /// Ends every registration of each domain that `which` chooses.
     pub fn forget_where(&self, which: impl Fn(V::Pd) -> bool) {
         let which = |entry: &Entry<G, V>| which(entry.pd);
         self.0.take_out(|state| state.all().filter(|entry| which(entry)).cloned().collect(), which);
     }
 
-    /// Counters.
+    /// Returns the counters.
     pub fn stats(&self) -> Stats {
         let counters = &self.0.counters;
         let mut stats = Stats {
@@ -459,19 +469,19 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         if self.0.check_process().is_ok() {
             let state = lock(&self.0.state);
             (stats.entries, stats.bytes, stats.bar1_bytes) = (state.entries, state.bytes, state.bar1_bytes);
-            // Under the lock: who removes an entry counts its hits there.
+            // This needs the lock, under which a thread that removes an entry counts its hits.
             stats.hits = counters.hits.get() + state.all().map(|entry| entry.word.hits()).sum::<u64>();
         }
         stats
     }
 
-    /// Whether this process is a child of the one that made the cache. What is registered is the
-    /// parent's.
+    /// Returns whether this process is a child of the one that made the cache. The registrations
+    /// belong to the parent.
     pub fn forked(&self) -> bool {
         self.0.check_process().is_err()
     }
 
-    /// Why it registers in the way that it does.
+    /// Returns why it registers in the way that it does.
     pub fn reason(&self) -> &'static str {
         self.0.policy.reason()
     }
@@ -486,7 +496,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         }
     }
 
-    /// What this thread had lately, without a lock.
+    /// Returns a lease of what this thread had lately, without a lock.
     #[inline]
     fn recent(self: &Arc<Self>, pd: V::Pd, access: Access, range: &Range) -> Option<Held<G, V>> {
         recent::find(self, pd, access, range, |entry| self.lease(entry))
@@ -503,8 +513,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         held
     }
 
-    /// A lease, if the memory is still the same. An entry that was removed meanwhile, as by a hook,
-    /// gives none.
+    /// Returns a lease if the memory is still the same. An entry that was removed meanwhile, as by
+    /// a hook, gives none.
     #[inline]
     fn lease(&self, entry: &Entry<G, V>) -> Option<Held<G, V>> {
         let asks = self.trusted.load(Ordering::Acquire) == 0;
@@ -535,8 +545,9 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             let mut state = lock(&self.state);
             let freed = state.making.remove(&number).is_none_or(|making| making.freed);
             let ((entry, held), same) = made?;
-            // A free that was reported before the entry is in did not see it: this one is not kept.
-            // Nor is one of which nobody could say later whether it is still the same.
+            // A free that was reported before the entry is in the map did not see the entry, so it
+            // is not kept. It is not kept either if nobody could say later whether its memory is
+            // still the same.
             let keep = same && !freed && entry.identity.is_watched();
             let inside = if keep { state.insert(&entry) } else { None };
             let kept = inside.is_some();
@@ -560,15 +571,15 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         Err(Error::Changed { range })
     }
 
-    /// Registers; and whether the memory is still what it was before. What was freed meanwhile may
-    /// have been registered, or what took its place.
+    /// Registers, and returns whether the memory is still what it was before. If not, the region
+    /// may be of memory that was freed meanwhile, or of what took its place.
     fn make_of(self: &Arc<Self>, pd: V::Pd, access: Access, range: Range) -> Result<(New<G, V>, bool), Error> {
         let identity = Identity::read(&self.gpu, range)?;
         let made = self.make(pd, access, range, &identity)?;
         Ok((made, identity.seems_to_hold(&self.gpu)))
     }
 
-    /// Registers; once more after making room, if memory is short.
+    /// Registers. If memory is short, tries once more after making room.
     fn make(
         self: &Arc<Self>,
         pd: V::Pd,
@@ -648,7 +659,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         Ok((mr, Some(export)))
     }
 
-    /// A dma-buf of the same memory, which another NIC has.
+    /// Returns a dma-buf of the same memory that another NIC has.
     fn exported(&self, range: &Range, pages: &Range, identity: &Identity) -> Option<(Arc<Export>, Arc<Closed>)> {
         let state = lock(&self.state);
         let (of, export) = state.shared.get(&(range.start(), range.last()))?;
@@ -664,7 +675,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Nobody gets this entry, which left the map or was never in it, again.
+    /// Removes this entry, which left the map or was never in it, so that nobody gets it again.
     #[must_use = "it is deregistered where no lock is held"]
     fn remove(&self, state: &mut State<G, V>, entry: &Arc<Entry<G, V>>) -> Option<Removed<G, V>> {
         let (hits, unused) = entry.word.remove();
@@ -673,20 +684,21 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         unused.then(|| unsafe { state.end(entry) })
     }
 
-    /// It is deregistered.
+    /// Notes that the entry is deregistered.
     pub(crate) fn ended(&self, entry: &Arc<Entry<G, V>>) {
         lock(&self.state).ending.retain(|ending| !Arc::ptr_eq(ending, entry));
         self.ended.notify_all();
     }
 
-    /// Nobody gets this entry again. It, if it was in the map.
+    /// Takes this entry out of the map, so that nobody gets it again. Returns it if it was in the
+    /// map.
     pub(crate) fn detach(&self, entry: &Entry<G, V>) -> Option<Arc<Entry<G, V>>> {
         self.check_process().ok()?;
         let mut state = lock(&self.state);
         let entry = state.same(entry)?.clone();
         state.take(&entry);
         let _removed = self.remove(&mut state, &entry);
-        // The lock first.
+        // Release the lock first.
         drop(state);
         Some(entry)
     }
@@ -695,15 +707,15 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         let Some(entry) = self.detach(entry) else { return };
         self.counters.stale.add(1);
         if self.options.on_gone.is_some() {
-            // If it has gone for sure, it is told of.
+            // Report its memory as gone only if that is certain.
             let range = entry.range;
             lock(&self.state).keep_outside(&[entry]);
             self.tell_outside(Some(range), false);
         }
     }
 
-    /// Tells of what is in use outside of the map, in this range or anywhere, and has gone: as
-    /// reported, or as CUDA says.
+    /// Reports the entries in use outside of the map, in this range or anywhere, whose memory has
+    /// gone, as was reported or as CUDA says.
     fn tell_outside(&self, range: Option<Range>, reported: bool) {
         if self.options.on_gone.is_none() {
             return;
@@ -721,7 +733,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         gone.iter().for_each(|entry| self.tell(entry));
     }
 
-    /// The memory of this entry, which was just taken out, has gone.
+    /// Reports that the memory of this entry, which was just taken out, has gone.
     fn tell(&self, entry: &Entry<G, V>) {
         if let Some(tell) = self.options.on_gone.as_ref().filter(|_| entry.word.in_use()) {
             let (lkey, rkey) = entry.keys;
@@ -729,7 +741,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         }
     }
 
-    /// Whether the memory of this entry is still the same.
+    /// Returns whether the memory of this entry is still the same.
     pub(crate) fn valid(&self, entry: &Entry<G, V>) -> bool {
         self.check_process().is_ok() && entry.identity.holds(&self.gpu)
     }
@@ -752,10 +764,10 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             return;
         }
         if on {
-            // What is being registered may be of memory that was freed, and nobody reported: it is
+            // A registration under way may be of memory that was freed without a report, so it is
             // not kept.
             lock(&self.state).freed(None);
-            // What was freed before nobody reported. Only then hits stop asking.
+            // Nobody reported what was freed before, so sweep first. Only then do hits stop asking.
             self.sweep();
             self.trusted.fetch_add(1, Ordering::Release);
         } else {
@@ -777,8 +789,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         }
     }
 
-    /// Takes out what `chosen` finds, and waits for what `which` says and other threads deregister just
-    /// now. Returns what it took out.
+    /// Takes out the entries that `chosen` returns, and waits for those that `which` chooses and
+    /// other threads are deregistering. Returns what it took out.
     fn take_out(
         &self,
         chosen: impl Fn(&State<G, V>) -> Vec<Arc<Entry<G, V>>>,
@@ -801,8 +813,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         chosen
     }
 
-    /// Evicts until the limits hold. If all that is left is in use, the ends of leases go on with
-    /// it.
+    /// Evicts until the limits hold. If all that is left is in use, the ends of leases continue
+    /// that.
     pub(crate) fn trim(&self) {
         if self.check_process().is_err() {
             return;
@@ -811,7 +823,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         let mut state = lock(&self.state);
         while state.exceeds(&self.limits) {
             let Some(entry) = state.turn() else { break };
-            // What is in use is told that it is awaited.
+            // An entry in use learns that it is awaited.
             if self.evict(&entry) {
                 state.take(&entry);
                 // SAFETY: evict() said so.
@@ -821,7 +833,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         drop(state);
     }
 
-    /// The last lease of this entry, which is awaited, has ended.
+    /// Continues when the last lease of this entry, which is awaited, has ended.
     pub(crate) fn released(&self, entry: &Entry<G, V>) {
         if self.check_process().is_err() {
             return;
@@ -842,8 +854,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         self.trim();
     }
 
-    /// Evicts all that nobody uses, and lets go of what is freed: before a program allocates what it
-    /// could not get. Returns how many bytes it let go of.
+    /// Evicts all that nobody uses, and ends what is freed, before a program allocates what it
+    /// could not get. Returns how many bytes it released.
     fn shrink(&self) -> u64 {
         self.sweep();
         if self.check_process().is_err() {
@@ -852,7 +864,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         self.evict_where(|_| true).iter().map(|entry| entry.range.length()).sum()
     }
 
-    /// Evicts what nobody uses of the entries that `which` names, and returns it.
+    /// Evicts and returns those of the entries that `which` chooses and nobody uses.
     pub(crate) fn evict_where(&self, which: impl Fn(&Entry<G, V>) -> bool) -> Vec<Arc<Entry<G, V>>> {
         let mut state = lock(&self.state);
         let evicted: Vec<_> = state.all().filter(|entry| which(entry) && self.evict(entry)).cloned().collect();
@@ -864,7 +876,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         evicted
     }
 
-    /// Evicts what nobody uses, if that may help against `error`; whether there was something.
+    /// Evicts what nobody uses, if that may help against `error`. Returns whether there was
+    /// anything.
     fn make_room(&self, error: &Error) -> bool {
         let (short, perhaps) = (error.lacks_memory(), error.may_lack_bar1());
         if !short && !perhaps {
@@ -873,8 +886,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         !self.evict_where(|entry| short || entry.way == Way::PeerMemory).is_empty()
     }
 
-    /// Nobody gets this entry again, if nobody uses it. If so, it is to be taken out of the map and
-    /// ended.
+    /// Removes this entry if nobody uses it, so that nobody gets it again. The caller must then
+    /// take it out of the map and end it.
     pub(crate) fn evict(&self, entry: &Entry<G, V>) -> bool {
         let Some(hits) = entry.word.remove_or_await() else { return false };
         self.counters.hits.add(hits);

@@ -19,20 +19,20 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The driver's file of which CUDA has one.
+/// The name of a driver's file of which CUDA has one open.
 const CONTROL: &str = "nvidiactl";
-/// Linux' fcntl commands for the signal of an open file, which is 0 until somebody sets it.
+/// Linux's fcntl commands for the signal of an open file, which is 0 until somebody sets it.
 const SET_SIGNAL: c_int = 10;
 const GET_SIGNAL: c_int = 11;
-/// It is sent only where somebody also sets O_ASYNC.
+/// The signal that serves as a mark. It is sent only if somebody also sets O_ASYNC.
 const MARK: c_int = libc::SIGURG;
 
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     epoch: AtomicU64,
-    /// The files cannot be watched.
+    /// Whether the files cannot be watched.
     blind: AtomicBool,
-    /// The tick that was last asked in.
+    /// The tick of the last look.
     asked: AtomicU64,
     files: Mutex<Files>,
 }
@@ -40,23 +40,24 @@ pub(crate) struct Watch {
 #[derive(Debug, Default)]
 struct Files {
     epoll: Option<OwnedFd>,
-    /// CUDA's is among them.
+    /// The watched files. CUDA's is among them.
     watched: Vec<Watched>,
-    /// CUDA's may have been closed, and what is watched be others': each that is new may be CUDA's.
+    /// Whether CUDA's file may have been closed, so that the watched ones may be other libraries'.
+    /// Each new one may then be CUDA's.
     unsure: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Watched {
     fd: RawFd,
-    /// It has our mark; else it is in the epoll's list.
+    /// Whether it has our mark. Otherwise it is in epoll's list.
     marked: bool,
 }
 
 impl Watch {
-    /// A number that changes with each restore; `None` where the driver's files cannot be watched. Where
-    /// CUDA has none, as on another system, it never changes. `runs` is CUDA's word whether the process
-    /// is not in a checkpoint, if it has one.
+    /// Returns a number that changes with each restore, or `None` if the driver's files cannot be
+    /// watched. If CUDA has none, as on another system, the number never changes. `runs` is CUDA's
+    /// own answer, if it has one, whether the process is outside of a checkpoint.
     #[inline]
     pub(crate) fn epoch(&self, runs: impl Fn() -> Option<bool>) -> Option<u64> {
         let now = tick();
@@ -83,7 +84,8 @@ impl Watch {
 }
 
 impl Files {
-    /// Whether CUDA's file may have been closed since the last look. `None` if nobody can say.
+    /// Returns whether CUDA's file may have been closed since the last look, or `None` if nobody
+    /// can say.
     fn look(&mut self, runs: impl Fn() -> Option<bool>) -> Option<bool> {
         if self.watched.is_empty() {
             let unsure = self.unsure;
@@ -101,13 +103,13 @@ impl Files {
             return Some(false);
         }
         match runs() {
-            // Another library's.
+            // The closed file was another library's.
             Some(true) if !same.is_empty() && !open()?.iter().any(is_new) => {
                 self.watched = same;
                 return Some(false);
             }
             Some(true) => self.unsure = false,
-            // CUDA opens its file later: until then each tick looks anew.
+            // CUDA will open its file later. Until then, each tick looks anew.
             Some(false) => {
                 self.unsure = true;
                 self.watched.clear();
@@ -126,14 +128,15 @@ impl Files {
         self.epoll.as_ref().is_some_and(|epoll| control(epoll, libc::EPOLL_CTL_MOD, file.fd))
     }
 
-    /// Watches what is open now. `None` if that fails.
+    /// Watches what is open now. Returns `None` if that fails.
     fn watch(&mut self) -> Option<()> {
         self.watched.clear();
         let open = open()?;
         if open.is_empty() {
             return Some(());
         }
-        // Once: a new one might take the number that CUDA's file had, and will have again.
+        // Make epoll only once: a new one might take the number that CUDA's file had, and will have
+        // again.
         if self.epoll.is_none() {
             // SAFETY: It makes a descriptor.
             let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -156,7 +159,7 @@ impl Files {
     }
 }
 
-/// The descriptors of the driver's file. `None` if nobody can say.
+/// Returns the descriptors of the driver's file, or `None` if nobody can say.
 fn open() -> Option<Vec<RawFd>> {
     let of_driver = |file: std::fs::DirEntry| {
         let path = std::fs::read_link(file.path()).ok()?;
@@ -165,14 +168,14 @@ fn open() -> Option<Vec<RawFd>> {
     Some(std::fs::read_dir("/proc/self/fd").ok()?.flatten().filter_map(of_driver).collect())
 }
 
-/// Whether `what` succeeds. No event is asked for, and none is ever fetched.
+/// Returns whether `what` succeeds. It asks for no event, and none is ever fetched.
 fn control(epoll: &OwnedFd, what: c_int, fd: RawFd) -> bool {
     let mut event = libc::epoll_event { events: 0, u64: 0 };
     // SAFETY: A local; any number may be asked for.
     unsafe { libc::epoll_ctl(epoll.as_raw_fd(), what, fd, &mut event) == 0 }
 }
 
-/// The coarse clock, never 0. No system call.
+/// Reads the coarse clock without a system call. It is never 0.
 fn tick() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: A local.

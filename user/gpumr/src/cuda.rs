@@ -33,14 +33,14 @@ const INVALID_VALUE: c_int = 1;
 const NOT_INITIALIZED: c_int = 3;
 /// CUDA ends with the process.
 const DEINITIALIZED: c_int = 4;
-/// No context is current in this thread, the memory belongs to another GPU than the one that is, or
-/// the current one is destroyed: the question needs another context.
+/// The question needs another context: no context is current in this thread, the memory belongs to
+/// another GPU than the current context, or the current context is destroyed.
 const WRONG_CONTEXT: [c_int; 3] = [201, 500, 709];
-/// Of the states of a process: not locked for a checkpoint, nor in one.
+/// The state of a process that is neither locked for a checkpoint nor in one.
 const RUNNING: c_int = 0;
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
-/// dlopen: only what the program has loaded itself.
+/// A flag of dlopen: open only what the program has loaded itself.
 const RTLD_NOLOAD: c_int = 4;
 
 type GetAttribute = unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int;
@@ -57,49 +57,49 @@ type GetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
 type ProcessState = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 type ErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
-/// libcuda.
+/// libcuda, opened at run time.
 #[derive(Debug)]
 pub struct Cuda {
     flags: c_ulonglong,
     attribute: Symbol<GetAttribute>,
-    /// Since CUDA 7.0; the attributes of a range since 10.2.
+    /// It exists since CUDA 7.0, the attributes of a range since 10.2.
     attributes: Option<Symbol<GetAttributes>>,
     range: Symbol<GetRange>,
-    /// Since CUDA 11.7.
+    /// It exists since CUDA 11.7.
     handle: Option<Symbol<GetHandle>>,
     info: Symbol<GetInfo>,
-    /// Since CUDA 12.8.
+    /// It exists since CUDA 12.8.
     process: Option<Symbol<ProcessState>>,
     name: Symbol<ErrorName>,
     push: Symbol<PushContext>,
     pop: Symbol<PopContext>,
     retain: Symbol<RetainPrimary>,
     release: Symbol<ReleasePrimary>,
-    /// Since CUDA 7.0.
+    /// It exists since CUDA 7.0.
     state: Option<Symbol<PrimaryState>>,
-    /// The GPUs whose primary context was made for a question, a bit each. It is kept, since making
-    /// one takes 400 ms.
+    /// The GPUs whose primary context was made for a question, a bit each. The context is kept,
+    /// because making one takes 400 ms.
     kept: AtomicU64,
     watch: Watch,
-    /// Last: the functions are its.
+    /// The library. The field is the last, because the functions are the library's.
     _lib: Library,
 }
 
 impl Cuda {
-    /// Opens the library. It does not start the driver, which is the program's to do: a process
-    /// that called cuInit() has children that cannot use CUDA. Errors: the library is missing.
+    /// Opens the library. It does not start the driver, which is up to the program: a process that
+    /// called cuInit() has children that cannot use CUDA. Fails if the library is missing.
     pub fn open() -> Result<Self, Error> {
         Self::with(RTLD_LAZY)
     }
 
-    /// The same with flags for `cuMemGetHandleForAddressRange()`: 1 asks for dma-bufs that a NIC reaches
-    /// over PCIe, also where the GPU hangs on the processor directly (CUDA 12.8).
+    /// Sets flags for `cuMemGetHandleForAddressRange()`. 1 asks for dma-bufs that a NIC reaches
+    /// over PCIe, even if the GPU is attached to the processor directly (CUDA 12.8).
     pub fn with_dma_buf_flags(mut self, flags: u64) -> Self {
         self.flags = flags;
         self
     }
 
-    /// The library, if the program has it loaded. It is not started.
+    /// Returns the library if the program has it loaded. It does not start the driver.
     pub fn loaded() -> Option<Self> {
         Self::with(RTLD_LAZY | RTLD_NOLOAD).ok()
     }
@@ -133,7 +133,8 @@ impl Cuda {
         }
     }
 
-    /// An attribute that is a number of at most eight bytes; 0 in those that CUDA leaves alone.
+    /// Returns an attribute that is a number of at most eight bytes. Bytes that CUDA does not write
+    /// are 0.
     fn number(&self, attribute: c_int, address: u64) -> Result<u64, c_int> {
         let mut value = 0u64;
         // SAFETY: The attributes asked for here have at most eight bytes; every address may be asked
@@ -144,14 +145,14 @@ impl Cuda {
         }
     }
 
-    /// The range that two attributes describe.
+    /// Returns the range that two attributes describe.
     fn bounds(&self, start: c_int, size: c_int, address: u64) -> Option<Range> {
         Range::new(self.number(start, address).ok()?, self.number(size, address).ok()?).ok()
     }
 
-    /// Returns the answer of `ask` in a context in which CUDA can give it: the current one, or one of
-    /// the memory's GPU. A thread that only talks to NICs has none, and that of another GPU does not
-    /// know the memory.
+    /// Returns the answer of `ask` in a context in which CUDA can give it: the current one, or one
+    /// of the memory's GPU. A thread that only talks to NICs has no context, and a context of
+    /// another GPU does not know the memory.
     fn in_context(&self, address: u64, ask: impl Fn() -> c_int) -> c_int {
         let status = ask();
         if !WRONG_CONTEXT.contains(&status) {
@@ -160,12 +161,13 @@ impl Cuda {
         self.in_its_context(address, &ask).unwrap_or(status)
     }
 
-    /// The same in a context of the memory's GPU, whatever is current. `None` if there is none.
+    /// Returns the answer in a context of the memory's GPU, whatever is current, or `None` if there
+    /// is no such context.
     fn in_its_context(&self, address: u64, ask: impl Fn() -> c_int) -> Option<c_int> {
-        // The memory lives, so its context does.
+        // The memory exists, so its context does, too.
         let mut context = self.number(CONTEXT, address).unwrap_or(0) as Context;
         let device = self.number(DEVICE_ORDINAL, address).ok()? as c_int;
-        // Memory of a pool, and virtual memory, belong to none.
+        // Memory of a pool, and virtual memory, belong to no context.
         let primary = context.is_null();
         // SAFETY: Locals. What is pushed here is popped here, what is retained is released, or kept
         // and released once in drop.
@@ -185,8 +187,8 @@ impl Cuda {
         }
     }
 
-    /// Retains the primary context of a GPU. One that nobody uses yet is retained once more, for as
-    /// long as this lives.
+    /// Retains the primary context of a GPU. A context that nobody uses yet is retained once more,
+    /// for as long as this lives.
     ///
     /// # Safety
     ///
@@ -236,7 +238,8 @@ impl Gpu for Cuda {
         // SAFETY: Three attributes of eight bytes each, and room for each; every address may be
         // asked for.
         let status = unsafe { ask(3, what.as_mut_ptr(), out.as_mut_ptr(), address) };
-        // What CUDA does not know has number 0 and no bytes, and is no error.
+        // For an address that CUDA does not know, the number is 0 and the range is empty, which is
+        // no error.
         if status != 0 || id == 0 {
             return None;
         }
@@ -267,8 +270,8 @@ impl Gpu for Cuda {
 
     fn allocation(&self, address: u64) -> Option<Range> {
         let range = self.bounds(RANGE_START, RANGE_SIZE, address);
-        // Of memory that belongs to a context the range is the allocation. Of virtual memory it is
-        // the whole reservation.
+        // For memory that belongs to a context, the range is the allocation. For virtual memory, it
+        // is the whole reservation.
         if range.is_some() && self.number(CONTEXT, address).is_ok_and(|context| context != 0) {
             return range;
         }

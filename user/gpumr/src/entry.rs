@@ -14,13 +14,14 @@ use std::cell::UnsafeCell;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-/// Pages of the GPU in BAR1.
+/// The size of a GPU page in BAR1.
 const GPU_PAGE: u64 = 64 << 10;
 
-/// A dma-buf, shared by the registrations of all NICs. Open, it keeps the memory.
+/// A dma-buf, which the registrations of all NICs share. While it is open, it keeps the memory.
 pub(crate) struct Export {
     pub(crate) range: Range,
-    /// None once newer ones have its place: what is registered needs it no longer.
+    /// The descriptor, or `None` once newer ones have its place. Existing registrations do not need
+    /// it any more.
     fd: Mutex<Option<Arc<Closed>>>,
 }
 
@@ -33,13 +34,14 @@ impl Export {
         lock(&self.fd).clone()
     }
 
-    /// Nobody gets it any more. It is closed with the last who has it.
+    /// Makes sure that nobody gets the descriptor any more. It is closed when its last user drops
+    /// it.
     pub(crate) fn close(&self) -> Option<Arc<Closed>> {
         lock(&self.fd).take()
     }
 }
 
-/// What an entry has until it ends.
+/// The part of an entry that exists until the entry ends.
 ///
 /// # Invariants
 ///
@@ -47,7 +49,7 @@ impl Export {
 pub(crate) struct Region<V: Verbs> {
     pub(crate) verbs: Arc<V>,
     pub(crate) counters: Arc<Counters>,
-    /// It keeps the memory for other NICs.
+    /// The dma-buf that keeps the memory for other NICs.
     pub(crate) _export: Option<Arc<Export>>,
     pub(crate) generation: u64,
     pub(crate) mr: Option<V::Mr>,
@@ -57,7 +59,7 @@ impl<V: Verbs> Drop for Region<V> {
     fn drop(&mut self) {
         let Some(mr) = self.mr.take() else { return };
         if self.generation != fork::generation() {
-            // It is the parent's.
+            // The region is the parent's.
             std::mem::forget(mr);
         } else if self.verbs.deregister(mr).is_err() {
             self.counters.lost.add(1);
@@ -67,7 +69,7 @@ impl<V: Verbs> Drop for Region<V> {
 
 struct Alive<G: Gpu, V: Verbs> {
     region: Region<V>,
-    /// The entry itself, which leases therefore need not count a second time.
+    /// The entry itself, so that leases need not count it a second time.
     _own: Arc<Entry<G, V>>,
 }
 
@@ -77,14 +79,14 @@ struct Alive<G: Gpu, V: Verbs> {
 /// belongs to the caller that `word` told so.
 pub(crate) struct Entry<G: Gpu, V: Verbs> {
     pub(crate) word: Word,
-    /// The cache's clock when it was last asked for.
+    /// The value of the cache's clock when it was last asked for.
     pub(crate) used: AtomicU64,
-    /// The use under which it waits to be evicted. Read and written under the cache's lock.
+    /// The use under which it waits to be evicted. It is read and written under the cache's lock.
     pub(crate) queued: AtomicU64,
     pub(crate) pd: V::Pd,
     pub(crate) access: Access,
     pub(crate) range: Range,
-    /// The GPU's number; 0 where nobody needs it.
+    /// The GPU's number, or 0 if nobody needs it.
     pub(crate) device: i32,
     pub(crate) way: Way,
     pub(crate) keys: (u32, u32),
@@ -97,7 +99,7 @@ pub(crate) struct Entry<G: Gpu, V: Verbs> {
 // by the invariant.
 unsafe impl<G: Gpu, V: Verbs> Sync for Entry<G, V> {}
 
-/// What an entry is made of.
+/// The parts that an entry is made of.
 pub(crate) struct Parts<G: Gpu, V: Verbs> {
     pub(crate) pd: V::Pd,
     pub(crate) access: Access,
@@ -112,7 +114,7 @@ pub(crate) struct Parts<G: Gpu, V: Verbs> {
 }
 
 impl<G: Gpu, V: Verbs> Entry<G, V> {
-    /// A new one, with a lease.
+    /// Returns a new entry, with a lease.
     pub(crate) fn new(parts: Parts<G, V>) -> (Arc<Self>, Held<G, V>) {
         let entry = Arc::new(Self {
             word: Word::new(),
@@ -135,14 +137,14 @@ impl<G: Gpu, V: Verbs> Entry<G, V> {
         (entry, held)
     }
 
-    /// A lease, unless the entry is removed; and hits to be counted.
+    /// Returns a lease, unless the entry is removed, and the number of hits that must be counted.
     #[inline]
     pub(crate) fn hit(&self) -> Option<(Held<G, V>, u64)> {
         let hits = self.word.hit()?;
         Some((Held(NonNull::from(self)), hits))
     }
 
-    /// Its memory region, and what keeps the memory.
+    /// Returns its memory region, and what keeps the memory.
     ///
     /// # Safety
     ///
@@ -153,7 +155,8 @@ impl<G: Gpu, V: Verbs> Entry<G, V> {
         &alive.as_ref().expect("until it ends").region
     }
 
-    /// What it has, which deregisters with drop, where no lock is held. The entry may go with it.
+    /// Takes out what the entry has. Dropping that deregisters, so it must happen where no lock is
+    /// held. The entry may go with it.
     ///
     /// # Safety
     ///
@@ -168,11 +171,13 @@ impl<G: Gpu, V: Verbs> Entry<G, V> {
     }
 }
 
-/// An entry that was removed when nobody used it. It is deregistered with drop, where no lock is
-/// held.
+/// An entry that was removed when nobody used it. Dropping it deregisters, so it must happen where
+/// no lock is held.
 pub(crate) struct Removed<G: Gpu, V: Verbs>(Arc<Entry<G, V>>);
 
 impl<G: Gpu, V: Verbs> Removed<G, V> {
+    /// Takes over the end of an entry.
+    ///
     /// # Safety
     ///
     /// As for [`Entry::finish()`].
@@ -213,11 +218,13 @@ impl<G: Gpu, V: Verbs> Deref for Held<G, V> {
 }
 
 impl<G: Gpu, V: Verbs> Held<G, V> {
-    /// The lease as a pointer. It does not end.
+    /// Returns the lease as a pointer. The lease does not end.
     pub(crate) fn into_raw(self) -> NonNull<Entry<G, V>> {
         std::mem::ManuallyDrop::new(self).0
     }
 
+    /// Returns the lease of a pointer.
+    ///
     /// # Safety
     ///
     /// `into_raw()` returned it, and this is done with it once.
@@ -225,7 +232,7 @@ impl<G: Gpu, V: Verbs> Held<G, V> {
         Self(entry)
     }
 
-    /// The entry, for longer than this lease.
+    /// Returns the entry, for longer than this lease.
     fn own(&self) -> Option<Arc<Entry<G, V>>> {
         // SAFETY: This lease lives, so nobody writes.
         let alive = unsafe { &*self.alive.get() };
@@ -241,7 +248,8 @@ impl<G: Gpu, V: Verbs> Held<G, V> {
 impl<G: Gpu, V: Verbs> Drop for Held<G, V> {
     #[inline]
     fn drop(&mut self) {
-        // From here on the entry may go, but for whoever is told to end it.
+        // From here on the entry may go, except for the caller that learns that it must end the
+        // entry.
         match self.word.end(|| Some((self.cache.upgrade()?, self.own()?))) {
             End::Nothing | End::Awaited(None) => {}
             End::Awaited(Some((cache, entry))) => cache.released(&entry),

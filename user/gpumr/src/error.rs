@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Errors in words: what, which value, what to do.
+//! Says errors in words: what failed, which value is wrong, what to do.
 
 use crate::backend::{Gpu, Kind};
 use crate::range::Range;
@@ -9,103 +9,103 @@ use std::{fmt, io};
 /// The kernel's own errno, which no library names.
 const ENOTSUPP: i32 = 524;
 
-/// Why there is no registration.
+/// The reason why there is no registration.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// The length is 0.
     NoLength {
-        /// Where it was to begin.
+        /// The address at which it was to begin.
         address: u64,
     },
     /// The range passes the end of the address space.
     Wraps {
-        /// Where it begins.
+        /// The address at which it begins.
         address: u64,
-        /// Its bytes.
+        /// The number of bytes.
         length: u64,
     },
     /// CUDA knows nothing there.
     Unknown {
         /// The first such address of the range.
         address: u64,
-        /// What was to be registered.
+        /// The range that was to be registered.
         range: Range,
     },
-    /// Managed memory.
+    /// The memory is managed.
     Managed {
-        /// Where.
+        /// The address.
         address: u64,
     },
-    /// Host memory.
+    /// The memory is the host's.
     Host {
-        /// Where.
+        /// The address.
         address: u64,
     },
     /// CUDA was not started in this process.
     NotStarted,
     /// CUDA cannot say what is there.
     Cuda {
-        /// Where.
+        /// The address.
         address: u64,
-        /// The name of what it answered.
+        /// The name of CUDA's answer.
         status: String,
     },
     /// The memory was freed or replaced during registration.
     Changed {
-        /// What was to be registered.
+        /// The range that was to be registered.
         range: Range,
     },
     /// Neither way worked.
     Refused {
-        /// What was to be registered.
+        /// The range that was to be registered.
         range: Range,
-        /// What `ibv_reg_mr()` answered, if it was tried.
+        /// The error of `ibv_reg_mr()`, if it was tried.
         peer_memory: Option<io::Error>,
-        /// What dma-buf answered, if it was tried.
+        /// The error of dma-buf, if it was tried.
         dma_buf: Option<Refusal>,
-        /// What CUDA says of such memory.
+        /// What CUDA says about such memory.
         memory: Memory,
     },
     /// This process is a child of the one that made the cache.
     Forked,
-    /// What was passed makes no sense; in words.
+    /// An argument makes no sense; in words.
     Argument(Cow<'static, str>),
     /// A library is missing, or lacks a function.
     Library(String),
-    /// There is no thread for the sweep.
+    /// No thread can be started for the sweep.
     Thread(io::Error),
 }
 
-/// What CUDA says of memory that was refused.
+/// What CUDA says about memory that was refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Memory {
-    /// Whether it can be pinned for peer memory, where CUDA says so.
+    /// Whether it can be pinned for peer memory, if CUDA says so.
     pub capable: Option<bool>,
-    /// It is of a pool, as of `cudaMallocAsync()`.
+    /// Whether it belongs to a pool, like that of `cudaMallocAsync()`.
     pub pooled: bool,
 }
 
 impl Memory {
-    /// Asks CUDA.
+    /// Asks CUDA about the memory at this address.
     pub fn of(gpu: &impl Gpu, address: u64) -> Self {
         Self { capable: gpu.capable(address), pooled: gpu.pooled(address) }
     }
 }
 
-/// Why dma-buf did not work.
+/// The reason why dma-buf did not work.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// CUDA made none; in words.
+    /// CUDA made no dma-buf; in words.
     Export(String),
-    /// Verbs did not take it.
+    /// Verbs did not accept the dma-buf.
     Register(io::Error),
 }
 
 impl Error {
-    /// Why an address of `range` is not memory of a GPU that can be registered.
+    /// Returns why an address of `range` is not memory of a GPU that can be registered.
     pub fn not_device(gpu: &impl Gpu, address: u64, range: Range) -> Self {
         match gpu.kind(address) {
             Kind::Managed => Self::Managed { address },
@@ -116,7 +116,7 @@ impl Error {
         }
     }
 
-    /// The errno for C programs.
+    /// Returns the errno for C programs.
     pub fn errno(&self) -> i32 {
         let of = |error: &io::Error| error.raw_os_error().unwrap_or(libc::EIO);
         match self {
@@ -134,7 +134,7 @@ impl Error {
         }
     }
 
-    /// Whether less registered memory may help.
+    /// Returns whether less registered memory may help.
     pub(crate) fn lacks_memory(&self) -> bool {
         let short = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOSPC));
         match self {
@@ -146,8 +146,8 @@ impl Error {
         }
     }
 
-    /// Whether BAR1 may be full: to nvidia-peermem memory of which the driver pins not even one
-    /// page looks like none of a GPU, so `ibv_reg_mr()` answers EFAULT.
+    /// Returns whether BAR1 may be full. If the driver pins not even one page, nvidia-peermem
+    /// cannot tell that the memory is a GPU's, so `ibv_reg_mr()` fails with EFAULT.
     pub(crate) fn may_lack_bar1(&self) -> bool {
         matches!(self, Self::Refused { peer_memory: Some(error), .. } if error.raw_os_error() == Some(libc::EFAULT))
     }
@@ -207,7 +207,7 @@ impl fmt::Display for Error {
 }
 
 impl Memory {
-    /// Why CUDA exports none, if it is known.
+    /// Returns why CUDA exports no dma-buf, if that is known.
     pub fn why(&self) -> &'static str {
         if self.pooled {
             ": of a pool's memory it exports the first allocation only: use cudaMalloc() for what a NIC shall reach"
@@ -217,7 +217,8 @@ impl Memory {
     }
 }
 
-/// An error of verbs in words. 524 is the kernel's ENOTSUPP, which has no name in user space.
+/// Displays an error of verbs in words. 524 is the kernel's ENOTSUPP, which has no name in user
+/// space.
 #[derive(Debug)]
 pub struct Words<'a>(pub &'a io::Error);
 

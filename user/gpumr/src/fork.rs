@@ -10,7 +10,7 @@ use std::sync::Once;
 
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
-/// Of dma-bufs that children close.
+/// The number of places for dma-bufs that children close.
 pub(crate) const PLACES: usize = 256;
 const FREE: RawFd = -1;
 static OPEN: [AtomicI32; PLACES] = [const { AtomicI32::new(FREE) }; PLACES];
@@ -27,12 +27,13 @@ extern "C" fn in_child() {
     }
 }
 
-/// How many forks lie between this process and the first that asked. No system call.
+/// Returns how many forks lie between this process and the first that asked. It makes no system
+/// call.
 pub(crate) fn generation() -> u64 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// From here on [`generation`] counts.
+/// Makes [`generation`] count from here on.
 pub(crate) fn watch() -> u64 {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -43,7 +44,8 @@ pub(crate) fn watch() -> u64 {
     generation()
 }
 
-/// A descriptor that children close. (One that is forked while it is made or closed keeps it.)
+/// A descriptor that children close. (A child keeps it if the fork comes while it is made or
+/// closed.)
 pub(crate) struct Closed {
     fd: ManuallyDrop<OwnedFd>,
     place: Option<&'static AtomicI32>,
@@ -71,7 +73,7 @@ impl Drop for Closed {
             if self.generation != generation() {
                 return;
             }
-            // First: what is open under that number later is not ours.
+            // Free the place first: what is open under that number later is not ours.
             place.store(FREE, Ordering::Relaxed);
         }
         // SAFETY: Once, here.

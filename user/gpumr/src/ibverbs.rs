@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! libibverbs, opened at run time: a program starts where it or its dma-buf call is missing. The
-//! crates `ibverbs` 0.9.2 (ibverbs-sys 0.3.2) and `rdma-sys` 0.3.0 link it. `sideway` 0.4.3 is made
-//! of rdma-mummy-sys 0.2.6: C functions of the same names, which the preload library has to define,
-//! and a constructor that opens libibverbs in every process.
+//! libibverbs, opened at run time, so that a program can start if it or its dma-buf call is
+//! missing. The crates `ibverbs` 0.9.2 (ibverbs-sys 0.3.2) and `rdma-sys` 0.3.0 link it. `sideway`
+//! 0.4.3 is made of rdma-mummy-sys 0.2.6: C functions of the same names, which the preload library
+//! has to define, and a constructor that opens libibverbs in every process.
 
 use crate::backend::{Access, Verbs};
 use crate::error::Error;
@@ -15,25 +15,25 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Flags that only `ibv_reg_mr_iova2()` takes.
+/// The flags that only `ibv_reg_mr_iova2()` accepts.
 const OPTIONAL: c_int = 0x3ff0_0000;
 
-/// The beginning of `struct ibv_mr`, the same since libibverbs 1.1.
+/// The beginning of `struct ibv_mr`, which is the same since libibverbs 1.1.
 #[repr(C)]
 #[derive(Debug)]
 pub struct RawMr {
-    /// Its device.
+    /// The region's device.
     pub context: *mut c_void,
     pd: *mut c_void,
-    /// Where the memory is.
+    /// The address of the memory.
     pub addr: *mut c_void,
-    /// Its bytes.
+    /// The number of bytes.
     pub length: usize,
-    /// The kernel's number for it.
+    /// The kernel's number for the region.
     pub handle: u32,
-    /// For requests of this machine.
+    /// The key for requests of this machine.
     pub lkey: u32,
-    /// For requests of others.
+    /// The key for requests of others.
     pub rkey: u32,
 }
 
@@ -49,7 +49,7 @@ unsafe impl Send for Pd {}
 unsafe impl Sync for Pd {}
 
 impl Pd {
-    /// A protection domain.
+    /// Returns a protection domain.
     ///
     /// # Safety
     ///
@@ -59,7 +59,7 @@ impl Pd {
         Self(pd)
     }
 
-    /// Its device, as `ibv_open_device()` returned it.
+    /// Returns its device, as `ibv_open_device()` returned it.
     pub fn context(self) -> *mut c_void {
         // SAFETY: It lives (new), and begins with that pointer since libibverbs 1.1.
         unsafe { self.0.cast::<*mut c_void>().read() }
@@ -77,7 +77,7 @@ unsafe impl Send for Mr {}
 unsafe impl Sync for Mr {}
 
 impl Mr {
-    /// For calls of libibverbs.
+    /// Returns the pointer for calls of libibverbs.
     pub fn as_ptr(&self) -> *mut RawMr {
         self.0.as_ptr()
     }
@@ -87,19 +87,19 @@ impl Mr {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RawMrAttr {
-    /// Its bytes.
+    /// The number of bytes.
     pub length: usize,
     /// Access flags.
     pub access: c_int,
-    /// Which of the fields below count.
+    /// The fields below that count.
     pub comp_mask: u64,
     /// The NIC's address.
     pub iova: u64,
-    /// Where the memory is.
+    /// The address of the memory.
     pub addr: *mut c_void,
     /// A dma-buf.
     pub fd: c_int,
-    /// Where the memory begins in it.
+    /// The offset of the memory in the dma-buf.
     pub fd_offset: u64,
     /// A handle for hints.
     pub dmah: *mut c_void,
@@ -131,21 +131,21 @@ type ReregMr = unsafe extern "C" fn(*mut RawMr, c_int, *mut c_void, *mut c_void,
 /// `ibv_dereg_mr()`.
 pub type DeregMr = unsafe extern "C" fn(*mut RawMr) -> c_int;
 
-/// Functions of one libibverbs, or of what stands before it.
+/// The functions of one libibverbs, or of what stands before it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Functions {
     reg_mr: Option<RegMr>,
     dereg_mr: DeregMr,
-    /// Since rdma-core 26.
+    /// It exists since rdma-core 26.
     reg_iova: Option<RegIova>,
-    /// Since rdma-core 28.
+    /// It exists since rdma-core 28.
     reg_iova2: Option<RegIova2>,
-    /// Since rdma-core 34.
+    /// It exists since rdma-core 34.
     reg_dma_buf: Option<RegDmaBuf>,
-    /// Since rdma-core 59.
+    /// It exists since rdma-core 59.
     reg_ex: Option<RegEx>,
-    /// These three are as old as the first two; some libraries leave them out.
+    /// These three are as old as the first two, but some libraries lack them.
     dealloc_pd: Option<DeallocPd>,
     close_device: Option<CloseDevice>,
     rereg_mr: Option<ReregMr>,
@@ -160,7 +160,7 @@ fn hole(function: &str) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, format!("the table of verbs functions has no {function}"))
 }
 
-/// The answer in C of a function that the library lacks.
+/// Fails as C does, for a function that the library lacks.
 fn no_function() -> *mut RawMr {
     // SAFETY: This thread's errno.
     unsafe { *libc::__errno_location() = libc::ENOSYS };
@@ -171,21 +171,21 @@ fn made(mr: *mut RawMr) -> io::Result<Mr> {
     NonNull::new(mr).map(Mr).ok_or_else(io::Error::last_os_error)
 }
 
-/// Functions that a caller gives: of its own libibverbs, or that call more than verbs, as mlx5dv for
-/// Data Direct. One of the first two may be missing; that way then does not work.
+/// Functions that a caller supplies: of its own libibverbs, or functions that call more than verbs,
+/// like mlx5dv for Data Direct. One of the first two may be missing; that way then does not work.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Table {
-    /// As `ibv_reg_mr_iova2()`.
+    /// Does the same as `ibv_reg_mr_iova2()`.
     pub reg_mr: Option<RegIova2>,
-    /// As `ibv_reg_dmabuf_mr()`.
+    /// Does the same as `ibv_reg_dmabuf_mr()`.
     pub reg_dmabuf_mr: Option<RegDmaBuf>,
-    /// As `ibv_dereg_mr()`.
+    /// Does the same as `ibv_dereg_mr()`.
     pub dereg_mr: Option<DeregMr>,
 }
 
 impl Functions {
-    /// Those of a table. Errors: it has no way to register, or none to deregister.
+    /// Returns the functions of a table. Fails if it has no way to register, or none to deregister.
     ///
     /// # Safety
     ///
@@ -210,7 +210,8 @@ impl Functions {
         })
     }
 
-    /// The functions that `find` knows by name. Errors: the name of one that it must know.
+    /// Returns the functions that `find` knows by name. If a required one is missing, the error is
+    /// its name.
     ///
     /// # Safety
     ///
@@ -233,8 +234,9 @@ impl Functions {
         }
     }
 
-    /// The functions of the library that made a device. A process may have several: wheels bring
-    /// copies with names of their own. `None` if the device does not tell, as one of a program's own.
+    /// Returns the functions of the library that made a device, because a process may have several:
+    /// wheels bring copies with names of their own. Returns `None` if the device does not tell,
+    /// like one that a program made itself.
     ///
     /// # Safety
     ///
@@ -247,7 +249,8 @@ impl Functions {
         [poll_cq, query_device].into_iter().find_map(Self::of_object)
     }
 
-    /// The functions that the object sees in which this code lies, or that it has.
+    /// Returns the functions that are visible to the object that contains this code, or that it has
+    /// itself.
     fn of_object(code: *const c_void) -> Option<Self> {
         if code.is_null() {
             return None;
@@ -272,7 +275,7 @@ impl Functions {
         found
     }
 
-    /// `ibv_reg_mr()` itself, null and errno included.
+    /// Calls `ibv_reg_mr()` itself and passes on null and errno.
     ///
     /// # Safety
     ///
@@ -282,7 +285,7 @@ impl Functions {
         self.reg_mr.map_or_else(no_function, |call| unsafe { call(pd, at, length, access) })
     }
 
-    /// `ibv_reg_mr_iova()` itself.
+    /// Calls `ibv_reg_mr_iova()` itself.
     ///
     /// # Safety
     ///
@@ -292,7 +295,7 @@ impl Functions {
         self.reg_iova.map_or_else(no_function, |call| unsafe { call(pd, at, length, iova, access) })
     }
 
-    /// `ibv_reg_mr_iova2()` itself.
+    /// Calls `ibv_reg_mr_iova2()` itself.
     ///
     /// # Safety
     ///
@@ -302,7 +305,7 @@ impl Functions {
         self.reg_iova2.map_or_else(no_function, |call| unsafe { call(pd, at, length, iova, access) })
     }
 
-    /// `ibv_reg_mr_ex()` itself.
+    /// Calls `ibv_reg_mr_ex()` itself.
     ///
     /// # Safety
     ///
@@ -312,7 +315,7 @@ impl Functions {
         self.reg_ex.map_or_else(no_function, |call| unsafe { call(pd, attr) })
     }
 
-    /// `ibv_reg_dmabuf_mr()` itself.
+    /// Calls `ibv_reg_dmabuf_mr()` itself.
     ///
     /// # Safety
     ///
@@ -330,7 +333,7 @@ impl Functions {
         self.reg_dma_buf.map_or_else(no_function, |call| unsafe { call(pd, offset, length, iova, fd, access) })
     }
 
-    /// `ibv_dereg_mr()` itself.
+    /// Calls `ibv_dereg_mr()` itself.
     ///
     /// # Safety
     ///
@@ -340,7 +343,7 @@ impl Functions {
         unsafe { (self.dereg_mr)(mr) }
     }
 
-    /// `ibv_dealloc_pd()` itself.
+    /// Calls `ibv_dealloc_pd()` itself.
     ///
     /// # Safety
     ///
@@ -350,7 +353,7 @@ impl Functions {
         self.dealloc_pd.map_or(libc::ENOSYS, |call| unsafe { call(pd) })
     }
 
-    /// `ibv_close_device()` itself.
+    /// Calls `ibv_close_device()` itself.
     ///
     /// # Safety
     ///
@@ -360,7 +363,7 @@ impl Functions {
         self.close_device.map_or(libc::ENOSYS, |call| unsafe { call(context) })
     }
 
-    /// `ibv_rereg_mr()` itself.
+    /// Calls `ibv_rereg_mr()` itself.
     ///
     /// # Safety
     ///
@@ -384,8 +387,8 @@ impl Functions {
         }
     }
 
-    /// `ibv_reg_dmabuf_mr()`, at the NIC's address `iova`, with the address that the program knows
-    /// in it.
+    /// Calls `ibv_reg_dmabuf_mr()` with the NIC's address `iova`, and enters the address that the
+    /// program knows.
     pub fn dma_buf(
         &self,
         pd: Pd,
@@ -409,7 +412,7 @@ impl Functions {
         Ok(mr.at(range.start()))
     }
 
-    /// The same by `ibv_reg_mr_ex()`, with what else `attr` asks for.
+    /// Does the same by `ibv_reg_mr_ex()`, with what else `attr` asks for.
     pub fn dma_buf_ex(&self, pd: Pd, range: Range, offset: u64, fd: BorrowedFd<'_>, attr: RawMrAttr) -> io::Result<Mr> {
         let call = self.reg_ex.ok_or_else(|| lacks("ibv_reg_mr_ex", 59))?;
         let iova = if attr.comp_mask & RawMrAttr::IOVA != 0 { attr.iova } else { range.start() };
@@ -422,7 +425,7 @@ impl Functions {
 }
 
 impl Mr {
-    /// With the address that the program knows in it: libibverbs leaves that empty for a dma-buf.
+    /// Enters the address that the program knows, which libibverbs leaves empty for a dma-buf.
     fn at(self, address: u64) -> Self {
         // SAFETY: It is new, so nobody else has it.
         unsafe { (*self.as_ptr()).addr = address as *mut c_void };
@@ -430,12 +433,13 @@ impl Mr {
     }
 }
 
-/// Where `struct ibv_context` has these functions, in pointers: after `device`, `ops` begins.
+/// The positions of these functions in `struct ibv_context`, counted in pointers. `ops` begins
+/// after `device`.
 const QUERY_DEVICE: usize = 1;
 const POLL_CQ: usize = 12;
 
-/// What an object was found to have. Such notes are made without a lock, since a child may be forked
-/// meanwhile, and are never freed: a process has a few libraries.
+/// The functions that an object was found to have. Such notes are made without a lock, because a
+/// child may be forked meanwhile, and are never freed: a process has only a few libraries.
 struct Known {
     code: *const c_void,
     functions: Option<Functions>,
@@ -475,15 +479,15 @@ impl Known {
 #[derive(Debug)]
 pub struct IbVerbs {
     functions: Functions,
-    /// They are the caller's, and serve every device.
+    /// Whether the functions are the caller's, and serve every device.
     given: bool,
-    /// Last: the functions are its.
+    /// The library. The field is the last, because the functions are the library's.
     _lib: Option<Library>,
 }
 
 impl IbVerbs {
-    /// Opens the library. Devices of another copy of it that the process has are served by that
-    /// copy. Errors: it is missing.
+    /// Opens the library. If the process has another copy of it, that copy serves its own devices.
+    /// Fails if the library is missing.
     pub fn open() -> Result<Self, Error> {
         // SAFETY: libibverbs' constructors are safe to run.
         let lib = unsafe { Library::new("libibverbs.so.1") }.map_err(|error| {
@@ -500,17 +504,18 @@ impl IbVerbs {
         Ok(Self { functions, given: false, _lib: Some(lib) })
     }
 
-    /// These functions, for every device.
+    /// Returns verbs that use these functions for every device.
     pub fn given(functions: Functions) -> Self {
         Self { functions, given: true, _lib: None }
     }
 
-    /// The functions of the library that made a device, or these where that does not tell.
+    /// Returns verbs that use the functions of the library that made a device, or these if the
+    /// device does not tell.
     pub fn of_devices_or(functions: Functions) -> Self {
         Self { functions, given: false, _lib: None }
     }
 
-    /// Those that serve where a device does not tell its library.
+    /// Returns the functions that serve if a device does not tell its library.
     pub fn functions(&self) -> &Functions {
         &self.functions
     }

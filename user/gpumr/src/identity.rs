@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Which allocations a range is made of. CUDA numbers allocations and never uses a number twice,
-//! and memory goes by whole allocations or segments: while each piece has its number, nothing has
-//! changed.
+//! Finds out which allocations a range is made of. CUDA numbers allocations and never uses a number
+//! twice, and memory is freed by whole allocations or segments. So while each piece has its number,
+//! nothing has changed.
 
 use crate::backend::{Gpu, Kind};
 use crate::error::Error;
@@ -16,9 +16,10 @@ use crate::range::Range;
 pub struct Identity {
     pieces: Vec<Piece>,
     last: u64,
-    /// Of the process, when it was read; `None` where checkpoints are not seen.
+    /// The epoch of the process when this was read, or `None` if checkpoints are not seen.
     epoch: Option<u64>,
-    /// A single piece, if CUDA tells its number and its bounds at once: it, and the bounds.
+    /// The piece and its bounds, if it is the only one and CUDA tells its number and its bounds at
+    /// once.
     at_once: Option<(Piece, Range)>,
 }
 
@@ -29,7 +30,7 @@ struct Piece {
 }
 
 impl Identity {
-    /// Asks CUDA. Errors: an address of the range is no device memory.
+    /// Asks CUDA. Fails if an address of the range is no device memory.
     pub fn read(gpu: &impl Gpu, range: Range) -> Result<Self, Error> {
         // Before CUDA has started, the epoch would be that of another library's files (NVML's).
         if gpu.kind(range.start()) != Kind::Device {
@@ -53,31 +54,32 @@ impl Identity {
         Ok(Self { pieces, last: range.last(), epoch, at_once })
     }
 
-    /// Whether no checkpoint lies between. CUDA reports none to those who report frees.
+    /// Returns whether there was no checkpoint since. CUDA does not report checkpoints to programs
+    /// that report frees.
     #[inline]
     pub fn current(&self, gpu: &impl Gpu) -> bool {
         self.is_watched() && gpu.epoch() == self.epoch
     }
 
-    /// Whether a checkpoint would be seen.
+    /// Returns whether a checkpoint would be seen.
     pub fn is_watched(&self) -> bool {
         self.epoch.is_some()
     }
 
-    /// Whether the memory is surely the same: no checkpoint lies between, and no free.
+    /// Returns whether the memory is surely the same: there was no checkpoint since, and no free.
     #[inline]
     pub fn holds(&self, gpu: &impl Gpu) -> bool {
         self.current(gpu) && self.same(gpu)
     }
 
-    /// Whether the memory is the same as far as anybody can say: just after it was read.
+    /// Returns whether the memory, which was just read, is the same as far as anybody can say.
     pub fn seems_to_hold(&self, gpu: &impl Gpu) -> bool {
         let now = gpu.epoch();
         (now == self.epoch || now.is_none() || !self.is_watched()) && self.same(gpu)
     }
 
-    /// Whether each piece has its number, and both ends. Where one answer holds number and bounds, and
-    /// these are as they were, it speaks for both ends.
+    /// Returns whether each piece, and both ends, have their numbers. If one answer contains number
+    /// and bounds, and these are unchanged, it is valid for both ends.
     #[inline]
     fn same(&self, gpu: &impl Gpu) -> bool {
         if let Some((piece, bounds)) = self.at_once {

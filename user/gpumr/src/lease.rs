@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What `register` returns.
+//! The lease that `register` returns.
 
 use crate::backend::{Gpu, Verbs};
 use crate::entry::{Entry, Held};
@@ -9,7 +9,8 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-/// A registration, held until drop: it is not evicted, and its memory stays. Several may share one.
+/// A registration, held until drop: it is not evicted, and its memory stays. Several leases may
+/// share one.
 pub struct Lease<G: Gpu, V: Verbs> {
     entry: Held<G, V>,
     range: Range,
@@ -34,12 +35,12 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
         Self { entry, range }
     }
 
-    /// What was asked for.
+    /// Returns the range that was asked for.
     pub fn range(&self) -> Range {
         self.range
     }
 
-    /// The memory region, which may cover more than was asked for.
+    /// Returns the memory region, which may cover more than was asked for.
     pub fn mr(&self) -> &V::Mr {
         self.entry.region().mr.as_ref().expect("until drop")
     }
@@ -48,39 +49,40 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
         self.entry.keys
     }
 
-    /// Whether the memory is still what was registered: not freed, replaced, or restored from a
-    /// checkpoint. `false`, too, where nobody can say: the cache is gone, or this is a forked child.
+    /// Returns whether the memory is still what was registered: not freed, replaced, or restored
+    /// from a checkpoint. Returns `false`, too, if nobody can say: the cache is gone, or this is a
+    /// forked child.
     pub fn valid(&self) -> bool {
         self.entry.cache.upgrade().is_some_and(|cache| cache.valid(&self.entry))
     }
 
-    /// For requests of this machine.
+    /// Returns the key for requests of this machine.
     pub fn lkey(&self) -> u32 {
         self.keys().0
     }
 
-    /// For requests of others.
+    /// Returns the key for requests of others.
     pub fn rkey(&self) -> u32 {
         self.keys().1
     }
 
-    /// How it is registered.
+    /// Returns the way in which it is registered.
     pub fn way(&self) -> Way {
         self.entry.way
     }
 
-    /// The lease as a pointer, for C: no memory is allocated for it, and several of one region are the
-    /// same pointer. It ends with [`Lease::from_raw`].
+    /// Returns the lease as a pointer, for C. This allocates no memory, and several leases of one
+    /// region are the same pointer. The lease ends with [`Lease::from_raw`].
     pub fn into_raw(self) -> NonNull<c_void> {
         self.entry.into_raw().cast()
     }
 
-    /// The lease again; its range is that of the whole registration.
+    /// Returns the lease of a pointer. Its range is that of the whole registration.
     ///
     /// # Safety
     ///
-    /// [`Lease::into_raw`] returned it, of a lease of these types, and it is given back once for each
-    /// time that it was returned.
+    /// [`Lease::into_raw`] returned it, of a lease of these types, and it is given back once for
+    /// each time that it was returned.
     pub unsafe fn from_raw(raw: NonNull<c_void>) -> Self {
         // SAFETY: By this function's contract.
         let entry = unsafe { Held::from_raw(raw.cast::<Entry<G, V>>()) };
@@ -88,7 +90,7 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
         Self { entry, range }
     }
 
-    /// The lease, which goes on: for a look at it.
+    /// Borrows the lease of a pointer. It does not end.
     ///
     /// # Safety
     ///
@@ -98,8 +100,9 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
         ManuallyDrop::new(unsafe { Self::from_raw(raw) })
     }
 
-    /// Ends the lease of a region that somebody deregistered past the cache. Nobody gets it again, and
-    /// the cache never deregisters it: what has its address by now is another region.
+    /// Ends the lease of a region that somebody deregistered past the cache. Nobody gets the region
+    /// again, and the cache never deregisters it, because another region may have its address by
+    /// now.
     pub fn abandon(self) {
         if let Some(cache) = self.entry.cache.upgrade() {
             cache.detach(&self.entry);

@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Peer memory or dma-buf: which is tried first, and why.
+//! Decides whether peer memory or dma-buf is tried first, and why.
 
-/// How memory is registered.
+/// The way in which memory is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Way {
-    /// Plain `ibv_reg_mr()`, served by nvidia-peermem.
+    /// By plain `ibv_reg_mr()`, which nvidia-peermem serves.
     PeerMemory,
-    /// `ibv_reg_dmabuf_mr()`.
+    /// By `ibv_reg_dmabuf_mr()`.
     DmaBuf,
 }
 
-/// Which ways may be tried, in which order.
+/// The ways that may be tried, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     ways: &'static [Way],
     reason: &'static str,
 }
 
-/// There while nvidia-peermem is loaded.
+/// This folder exists while nvidia-peermem is loaded.
 const MODULE: &str = "/sys/module/nvidia_peermem";
 
 impl Policy {
-    /// Peer memory first where its module is loaded, which needs one call and no descriptor; the
-    /// other way upon failure.
+    /// Tries peer memory first if its module is loaded, because that needs one call and no
+    /// descriptor. Tries the other way if the first fails.
     pub fn automatic() -> Self {
         Self::by_module(std::path::Path::new(MODULE).exists())
     }
 
-    /// The same, told whether the module is loaded.
+    /// Does the same, given whether the module is loaded.
     pub fn by_module(loaded: bool) -> Self {
         if loaded {
             let reason = "nvidia-peermem is loaded: peer memory first, then dma-buf";
@@ -39,7 +39,7 @@ impl Policy {
         }
     }
 
-    /// One way, and no other.
+    /// Tries one way and no other.
     pub fn only(way: Way) -> Self {
         let ways: &[Way] = match way {
             Way::PeerMemory => &[Way::PeerMemory],
@@ -48,7 +48,7 @@ impl Policy {
         Self { ways, reason: "the program or its user chose it" }
     }
 
-    /// What `GPUMR_WAY` says: `peer-memory`, `dma-buf` or `auto`. Errors: another word.
+    /// Parses the value of `GPUMR_WAY`: `peer-memory`, `dma-buf` or `auto`. Fails for another word.
     pub fn parse(word: &str) -> Result<Self, crate::Error> {
         match word {
             "auto" => Ok(Self::automatic()),
@@ -61,7 +61,7 @@ impl Policy {
         }
     }
 
-    /// Why.
+    /// Returns the reason for the order.
     pub fn reason(&self) -> &'static str {
         self.reason
     }

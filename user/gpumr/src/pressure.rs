@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Watches how much memory GPUs have left. A program that runs short frees what it can spare and
-//! allocates again, but what is registered stays allocated.
+//! allocates again, but registered memory would stay allocated.
 
 use crate::backend::{Gpu, Verbs};
 use crate::cache::{Inner, State};
@@ -9,25 +9,25 @@ use crate::sync::{lock, Arc, AtomicU64, Ordering};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Each GPU is asked once in this time at most. An answer takes 4.7 µs on an H100, so that is 0.02 % of a
-/// processor.
+/// The least time between two questions about the same GPU. An answer takes 4.7 µs on an H100, so
+/// that is 0.02 % of a processor.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(20);
 
-/// [`crate::Options::free_bytes`] for programs whose allocations nobody knows, as PyTorch's: 1 GiB, and of
-/// small GPUs a sixteenth.
+/// The value of [`crate::Options::free_bytes`] for programs whose allocations nobody knows, like
+/// PyTorch's: 1 GiB, or a sixteenth of a small GPU.
 pub const FREE_BYTES_AUTO: u64 = u64::MAX;
 
-/// Whether so many free bytes of all that a GPU has are few.
+/// Returns whether `free` bytes are few for a GPU that has `all`.
 fn is_little(limit: u64, free: u64, all: u64) -> bool {
     free < if limit == FREE_BYTES_AUTO { (1 << 30).min(all / 16) } else { limit }
 }
 
-/// When GPUs were last asked, in intervals since the first time.
+/// The time when GPUs were last asked, in intervals since the first time.
 #[derive(Default)]
 pub(crate) struct Pressure(AtomicU64);
 
 impl Pressure {
-    /// Whether it is time to ask. Of several threads one is told so.
+    /// Returns whether it is time to ask. Only one of several threads gets `true`.
     fn is_due(&self) -> bool {
         static START: OnceLock<Instant> = OnceLock::new();
         let now = START.get_or_init(Instant::now).elapsed().as_nanos() / INTERVAL.as_nanos() + 1;
@@ -38,8 +38,8 @@ impl Pressure {
 }
 
 impl<G: Gpu, V: Verbs> Inner<G, V> {
-    /// This entry, which is new in the map, is found by its GPU. If that has little memory left, the
-    /// entry ends with its last lease.
+    /// Lets this entry, which is new in the map, be found by its GPU. If that has little memory
+    /// left, the entry ends with its last lease.
     pub(crate) fn watch(&self, state: &mut State<G, V>, entry: &Arc<Entry<G, V>>) {
         if self.options.free_bytes > 0 {
             state.of_gpus.insert((entry.device, Arc::as_ptr(entry) as usize), entry.clone());
@@ -49,14 +49,15 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         }
     }
 
-    /// Asks each GPU of which something is registered, if it is time or one had little, and evicts what is registered of
-    /// one that has little memory left.
+    /// Asks each GPU of which something is registered, if it is time or one had little memory left,
+    /// and evicts what is registered of those that have little.
     pub(crate) fn relieve(&self) {
         let limit = self.options.free_bytes;
         if limit == 0 || self.check_process().is_err() {
             return;
         }
-        // One that had little may have enough again, and nothing registered that would tell.
+        // A GPU that had little may have enough again, and nothing registered by which to notice
+        // that.
         if !self.pressure.is_due() && lock(&self.state).pressed.is_empty() {
             return;
         }
@@ -66,12 +67,12 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             let Some(((device, at), entry)) = next else { return };
             from = (device, at + 1);
             if !entry.identity.holds(&self.gpu) {
-                // It cannot say which GPU it is of.
+                // The entry cannot say which GPU it belongs to.
                 self.stale(&entry);
                 continue;
             }
             if self.gpu.memory(entry.range.start()).is_some_and(|(free, all)| is_little(limit, free, all)) {
-                // What is in use now, or comes later, is told that it is awaited.
+                // Entries in use, now or later, learn that they are awaited.
                 if lock(&self.state).pressed.insert(device) {
                     self.evict_where(|entry| entry.device == device);
                 }

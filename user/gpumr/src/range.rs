@@ -15,7 +15,8 @@ pub struct Range {
 }
 
 impl Range {
-    /// `length` bytes from `address` on. Errors: no bytes, or more than the address space has.
+    /// Returns `length` bytes from `address` on. Fails for no bytes, or for more than the address
+    /// space has.
     pub fn new(address: u64, length: u64) -> Result<Self, Error> {
         if length == 0 {
             return Err(Error::NoLength { address });
@@ -24,51 +25,51 @@ impl Range {
         Ok(Self { start: address, end })
     }
 
-    /// Its first address.
+    /// Returns the first address.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// The address after its last.
+    /// Returns the address after the last.
     pub fn end(&self) -> u64 {
         self.end
     }
 
-    /// Its last address.
+    /// Returns the last address.
     pub fn last(&self) -> u64 {
         self.end - 1
     }
 
-    /// Its bytes.
+    /// Returns the number of bytes.
     pub fn length(&self) -> u64 {
         self.end - self.start
     }
 
-    /// Whether all of `other` is in it.
+    /// Returns whether all of `other` is in it.
     pub fn contains(&self, other: &Self) -> bool {
         self.start <= other.start && other.end <= self.end
     }
 
-    /// What both have; `None` if that is nothing.
+    /// Returns the part that both have, or `None` if there is none.
     pub fn common(&self, other: &Self) -> Option<Self> {
         let (start, end) = (self.start.max(other.start), self.end.min(other.end));
         (start < end).then_some(Self { start, end })
     }
 
-    /// Whether they share a byte.
+    /// Returns whether they share a byte.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.start < other.end && other.start < self.end
     }
 
-    /// The smallest range around it of whole granules, a power of two; `None` beyond the address
-    /// space.
+    /// Returns the smallest range of whole granules around it, or `None` beyond the address space.
+    /// `granule` is a power of two.
     pub fn widened(&self, granule: u64) -> Option<Self> {
         let end = self.end.checked_next_multiple_of(granule)?;
         Some(Self { start: self.start & !(granule - 1), end })
     }
 }
 
-/// The size of this system's pages: what CUDA exports is made of them.
+/// Returns the size of this system's pages, of which exported memory consists.
 pub fn page_size() -> u64 {
     // SAFETY: It may be called at any time.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What this thread registered last, so that a hit needs no lock. An entry that is found here may
-//! be removed: its word says so. Kept is the entry alone, never its region.
+//! Remembers what this thread registered last, so that a hit needs no lock. An entry that is found
+//! here may be removed, which its word says. Only the entry is kept, never its region.
 
 use crate::backend::{Access, Gpu, Verbs};
 use crate::cache::Inner;
@@ -16,15 +16,15 @@ use std::hash::{Hash, Hasher};
 /// seven of eight.
 const SLOTS_LOG: u32 = 12;
 
-/// Where the range that was asked for began, and its entry.
+/// The first address of the range that was asked for, and its entry.
 type Slot = Option<(u64, Arc<dyn Any>)>;
 
 thread_local! {
-    /// Empty until the first use.
+    /// The slots. Empty until the first use.
     static RECENT: RefCell<Vec<Slot>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Quick; a bad one only makes hits slower.
+/// A quick hash. A bad hash only makes hits slower.
 struct Mix(u64);
 
 impl Hasher for Mix {
@@ -53,7 +53,7 @@ impl Hasher for Mix {
     }
 }
 
-/// The slots in which an entry may be.
+/// Returns the slots in which an entry may be.
 fn slots(pd: &impl Hash, access: Access, start: u64) -> [usize; 2] {
     let mut mix = Mix(0);
     pd.hash(&mut mix);
@@ -64,7 +64,8 @@ fn slots(pd: &impl Hash, access: Access, start: u64) -> [usize; 2] {
     [first, first ^ 1]
 }
 
-/// What `found` makes of the entry of this domain, access and range, if this thread had it lately.
+/// Returns what `found` makes of the entry of this domain, access and range, if this thread had it
+/// lately.
 #[inline]
 pub(crate) fn find<G: Gpu, V: Verbs, T>(
     cache: &Arc<Inner<G, V>>,
@@ -83,11 +84,11 @@ pub(crate) fn find<G: Gpu, V: Verbs, T>(
             && entry.range.contains(range);
         fits.then(|| found(entry))?
     };
-    // None in a thread that ends.
+    // A thread that ends has no slots any more.
     RECENT.try_with(look).ok()?
 }
 
-/// The next hit of this thread from `start` on finds `entry` here.
+/// Keeps `entry`, so that this thread's next hit from `start` on finds it here.
 pub(crate) fn keep<G: Gpu, V: Verbs>(entry: Arc<Entry<G, V>>, start: u64) {
     let slots = slots(&entry.pd, entry.access, start);
     let _ = RECENT.try_with(|recent| {
@@ -97,7 +98,7 @@ pub(crate) fn keep<G: Gpu, V: Verbs>(entry: Arc<Entry<G, V>>, start: u64) {
         }
         let free = |at: &usize| recent[*at].as_ref().is_none_or(|(other, _)| *other == start);
         let slot = slots.into_iter().find(free).unwrap_or(slots[0]);
-        // What was there goes where nothing is borrowed.
+        // The old entry is dropped where nothing is borrowed.
         recent[slot].replace((start, entry))
     });
 }
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// Buffers that share two slots with more than one other miss in turn.
+    /// Counts the buffers that share two slots with more than one other, and so miss in turn.
     fn crowded(base: u64, size: u64) -> u64 {
         let mut pairs = BTreeMap::<usize, u64>::new();
         for buffer in 0..1265 {

@@ -3,7 +3,7 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// What the cache did so far, and what it holds.
+/// The counters of a cache, and the present size of what it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -13,17 +13,17 @@ pub struct Stats {
     pub misses: u64,
     /// Entries whose memory had gone when a hit or a sweep asked.
     pub stale: u64,
-    /// Entries that a free took along.
+    /// Entries that a free ended.
     pub freed: u64,
     /// Entries that made room.
     pub evicted: u64,
-    /// Registrations that worked after making room.
+    /// Registrations that succeeded after making room.
     pub retried: u64,
-    /// Deregistrations that failed, as of a NIC that is gone.
+    /// Deregistrations that failed, like those of a NIC that is gone.
     pub lost: u64,
-    /// Entries now, and those in use by leases alone are not among them.
+    /// The present number of entries, without those that only leases hold.
     pub entries: u64,
-    /// Their bytes.
+    /// The bytes of these entries.
     pub bytes: u64,
     /// Their bytes of BAR1, in pages of 64 KiB.
     pub bar1_bytes: u64,

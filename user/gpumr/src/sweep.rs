@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Lets go of freed memory: a registration or a dma-buf keeps it allocated.
+//! Ends registrations of freed memory: a registration or a dma-buf keeps it allocated.
 
 use crate::backend::{Gpu, Verbs};
 use crate::cache::Cache;
@@ -11,18 +11,19 @@ use std::sync::Once;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A thread that sweeps: freed memory stays for one interval at most, and the time of one sweep.
-/// Ends with drop.
+/// A thread that sweeps. Freed memory stays for at most one interval, and the time of one sweep.
+/// Dropping this ends the thread.
 #[derive(Debug)]
 pub struct Sweeper {
-    /// Both `Some` until drop.
+    /// Both are `Some` until drop.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     generation: u64,
 }
 
 impl Sweeper {
-    /// Sweeps `cache` each `interval`; and asks for free memory more often, if that is watched. Errors: no thread, or an interval of 0.
+    /// Sweeps `cache` at each `interval`, and asks about free memory more often if that is watched.
+    /// Fails if there is no thread, or if the interval is 0.
     pub fn start<G: Gpu, V: Verbs>(cache: &Cache<G, V>, interval: Duration) -> std::io::Result<Self> {
         if interval.is_zero() {
             let why = "an interval of 0 would sweep without end: take some milliseconds";
@@ -36,7 +37,7 @@ impl Sweeper {
             // SAFETY: The handler waits for half a second at most. It fails for lack of memory only.
             unsafe { libc::atexit(at_exit) };
         });
-        // A whole number of them makes an interval.
+        // A whole number of steps makes an interval.
         let steps =
             if cache.inner().options.free_bytes > 0 { interval.as_nanos().div_ceil(INTERVAL.as_nanos()) } else { 1 };
         let step = interval / u32::try_from(steps).unwrap_or(u32::MAX);
@@ -64,17 +65,18 @@ impl Sweeper {
     }
 }
 
-/// The process ends: nobody may ask CUDA any more.
+/// Whether the process is ending, so that nobody may ask CUDA any more.
 static OVER: AtomicBool = AtomicBool::new(false);
-/// Sweeps under way, of all caches.
+/// The number of sweeps under way, of all caches.
 static SWEEPING: AtomicU64 = AtomicU64::new(0);
-/// A sweep takes milliseconds. One that takes longer waits for a lock, and asks nobody: a thread may
-/// have it that called exit() in a signal handler and never gives it back.
+/// The time to wait for sweeps. A sweep takes milliseconds. One that takes longer waits for a lock,
+/// and asks nobody: a thread may have the lock that called exit() in a signal handler and never
+/// gives it back.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// CUDA, which is there before a sweeper is, ends after this.
+/// Waits for sweeps at exit. CUDA, which exists before a sweeper does, ends after this.
 extern "C" fn at_exit() {
-    // A child has no sweeper, and perhaps the count of its parent's.
+    // A child has no sweeper, but perhaps the count of its parent's.
     if fork::generation() != 0 {
         return;
     }
@@ -85,7 +87,8 @@ extern "C" fn at_exit() {
     }
 }
 
-/// A thread that is made in `what` gets no signal: they are for the program's own.
+/// Runs `what` so that a thread that it makes gets no signal: signals are for the program's own
+/// threads.
 fn without_signals<T>(what: impl FnOnce() -> T) -> T {
     // SAFETY: Signal sets are made of integers.
     let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Locks and atomics: std's, or those of the models.
+//! Chooses locks and atomics: std's, or those of the models.
 
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::{
@@ -18,13 +18,13 @@ pub(crate) use std::{
     thread_local,
 };
 
-/// Locks. A panic while it was held (of a test's stand-in) leaves whole maps: nothing here stops
-/// half-way.
+/// Takes a lock, even if a thread panicked while it held it, as a test's stand-in may: the maps are
+/// whole, because nothing here stops half-way.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Waits, for whatever reason it wakes.
+/// Waits until it is woken, for whatever reason.
 pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condvar.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner)
 }

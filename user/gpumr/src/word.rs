@@ -15,32 +15,34 @@ const AWAITED: u64 = 1 << 1;
 const LEASE: u64 = 1 << 2;
 const HIT: u64 = 1 << 24;
 const LEASES: u64 = HIT - LEASE;
-/// The highest bit of the hits. A hit that would set it takes it out, to be counted elsewhere.
+/// The highest bit of the hits. A hit that would set it takes the hits out, to be counted
+/// elsewhere.
 const MANY: u64 = 1 << 63;
 
 /// What remains to be done after a lease has ended.
 pub(crate) enum End<T> {
     /// Nothing.
     Nothing,
-    /// Somebody waits for room. It is what was prepared.
+    /// Somebody waits for room. The value is what was prepared.
     Awaited(T),
-    /// The registration is to be ended, by this caller alone.
+    /// This caller alone must end the registration.
     Removed,
 }
 
 /// # Invariants
 ///
-/// From "removed, without leases" nothing leads away, and only one caller is told of it: the one
-/// whose step led there.
+/// "Removed, without leases" is final, and only one caller learns of it: the one whose step led
+/// there.
 pub(crate) struct Word(AtomicU64);
 
 impl Word {
-    /// With the lease of whoever made it.
+    /// Returns a word with the lease of the maker.
     pub(crate) fn new() -> Self {
         Self(AtomicU64::new(LEASE))
     }
 
-    /// A lease, unless it is removed. Some: hits to be counted, almost always none.
+    /// Takes a lease, unless the registration is removed. Returns the hits that must be counted,
+    /// which are almost always none.
     #[inline]
     pub(crate) fn hit(&self) -> Option<u64> {
         let mut old = self.0.load(Ordering::Relaxed);
@@ -49,7 +51,7 @@ impl Word {
                 return None;
             }
             let new = old.wrapping_add(HIT + LEASE);
-            // Acquire, as of a lock: what the lease is used for comes after it.
+            // Acquire, as for a lock: what the lease is used for comes after it.
             match self.0.compare_exchange_weak(old, new & !MANY, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Some((new & MANY) / HIT),
                 Err(now) => old = now,
@@ -57,12 +59,12 @@ impl Word {
         }
     }
 
-    /// Ends a lease. Another may end everything as soon as this has, so `prepare` comes before, if
-    /// it may be needed.
+    /// Ends a lease. Another caller may end everything as soon as this has, so `prepare` runs
+    /// before, if it may be needed.
     #[inline]
     pub(crate) fn end<T>(&self, prepare: impl Fn() -> T) -> End<T> {
         let old = self.0.load(Ordering::Relaxed);
-        // Release, as below; what else there is to do, flags say.
+        // Release, as below. Flags say what else there is to do.
         let plain = old & (REMOVED | AWAITED) == 0
             && self.0.compare_exchange_weak(old, old - LEASE, Ordering::Release, Ordering::Relaxed).is_ok();
         if plain {
@@ -79,8 +81,8 @@ impl Word {
             let last = old & LEASES == LEASE;
             let awaited = (last && old & AWAITED != 0).then(&prepare);
             let new = (old - LEASE) & if last { !AWAITED } else { !0 };
-            // Release: what the lease was used for comes before; Acquire: the same of other leases,
-            // for the last.
+            // Release: what the lease was used for comes before. Acquire: for the last lease, the
+            // same holds for what other leases were used for.
             match self.0.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) if last && old & REMOVED != 0 => return End::Removed,
                 Ok(_) => return awaited.map_or(End::Nothing, End::Awaited),
@@ -89,15 +91,15 @@ impl Word {
         }
     }
 
-    /// Nobody gets it any more. Called once, by whoever takes it out of the map. Its hits; whether
-    /// the caller ends it.
+    /// Removes the registration, so that nobody gets it any more. Whoever takes it out of the map
+    /// calls this once. Returns its hits, and whether the caller must end it.
     pub(crate) fn remove(&self) -> (u64, bool) {
         let old = self.0.fetch_or(REMOVED, Ordering::AcqRel);
         (old / HIT, old & LEASES == 0)
     }
 
-    /// Removes it if nobody uses it; else its last lease will say that it was awaited. Some: its
-    /// hits, and the caller ends it.
+    /// Removes it if nobody uses it, and then returns its hits; the caller must end it. Otherwise,
+    /// its last lease will report that it was awaited.
     pub(crate) fn remove_or_await(&self) -> Option<u64> {
         let mut old = self.0.load(Ordering::Relaxed);
         loop {
@@ -110,12 +112,12 @@ impl Word {
         }
     }
 
-    /// Whether a lease holds it, at this moment.
+    /// Returns whether a lease holds it at this moment.
     pub(crate) fn in_use(&self) -> bool {
         self.0.load(Ordering::Relaxed) & LEASES != 0
     }
 
-    /// Hits that no counter has.
+    /// Returns the hits that no counter has.
     pub(crate) fn hits(&self) -> u64 {
         self.0.load(Ordering::Relaxed) / HIT
     }

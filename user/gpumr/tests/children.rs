@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Processes that fork: what is registered is the parent's, and its other threads are not there any
-//! more.
+//! Tests processes that fork: what is registered is the parent's, and its other threads do not
+//! exist any more.
 
 #[path = "common/world.rs"]
 mod world;
@@ -21,7 +21,7 @@ fn region(cache: &Cache<World, World>, range: Range) -> u32 {
     cache.register(0, range.start(), range.length(), 1).unwrap().lkey()
 }
 
-/// `None` in the child.
+/// Returns `None` in the child.
 fn fork() -> Option<libc::pid_t> {
     // SAFETY: The child calls end() alone; another test's thread may hold the allocator's lock,
     // which glibc takes over fork().
@@ -31,7 +31,7 @@ fn fork() -> Option<libc::pid_t> {
     }
 }
 
-/// Ends the child with 0, if this is true. If it waits for ever it is killed.
+/// Ends the child with 0 if `what` returns true. If it waits for ever, it is killed.
 fn end(what: impl FnOnce() -> bool) -> ! {
     // SAFETY: Its default action ends this process.
     unsafe { libc::alarm(20) };
@@ -66,7 +66,7 @@ fn a_child_touches_nothing() {
     assert_eq!(region(&cache, block), lease.lkey());
 }
 
-/// A child that lives on, as workers of PyTorch do, must not keep what its parent frees.
+/// A child that lives on, like workers of PyTorch, must not keep what its parent frees.
 #[test]
 fn a_child_keeps_no_dma_buf() {
     let world = World::default();
@@ -82,7 +82,7 @@ fn a_child_keeps_no_dma_buf() {
     drop(lease);
     drop(cache);
     let start = Instant::now();
-    // It may not have run yet.
+    // The child may not have run yet.
     while world.exports().1 > 0 && start.elapsed() < Duration::from_secs(10) {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -93,7 +93,7 @@ fn a_child_keeps_no_dma_buf() {
     assert_eq!(exports, (1, 0), "the child holds it open");
 }
 
-/// What a child closes twice may be another file by then.
+/// A number that a child closes twice may belong to another file by then.
 #[test]
 fn a_child_closes_a_dma_buf_once() {
     let world = World::default();
@@ -103,7 +103,7 @@ fn a_child_closes_a_dma_buf_once() {
     drop(cache.register(0, block.start(), block.length(), 1).unwrap());
     let Some(child) = fork() else {
         end(|| {
-            // The lowest numbers, and so that of the dma-buf.
+            // These get the lowest numbers, and so that of the dma-buf.
             let files: Vec<_> = (0..64).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
             drop(cache);
             files.iter().all(|file| file.metadata().is_ok())
@@ -112,7 +112,7 @@ fn a_child_closes_a_dma_buf_once() {
     assert_eq!(ended(child), 0, "the child closed a file of its own");
 }
 
-/// At a fork another thread may have the cache's lock, and a sweeper is not there in the child.
+/// At a fork, another thread may hold the cache's lock, and the child has no sweeper.
 #[test]
 fn a_child_never_waits_for_its_parents_threads() {
     let world = World::default();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Cases that other caches are known to get wrong, and what ours promises at its edges.
+//! Tests cases that other caches are known to get wrong, and what ours promises at its edges.
 
 #[path = "common/world.rs"]
 mod world;
@@ -18,7 +18,7 @@ fn cache(world: &World) -> Cache<World, World> {
     Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default())
 }
 
-/// Registers, and says which region it got, which must reach what the program sees.
+/// Registers and returns the key of the region, which must reach what the program sees.
 fn region(world: &World, cache: &Cache<World, World>, range: Range) -> u32 {
     let lease = cache.register(0, range.start(), range.length(), 1).unwrap();
     world.reaches(lease.lkey(), range).unwrap();
@@ -51,7 +51,7 @@ fn libfabric_the_end_of_a_range_is_replaced() {
     assert_ne!(region(&world, &cache, both), old);
 }
 
-/// Both ends are the same, and a segment between them is another.
+/// Both ends are the same, and a segment between them is replaced.
 #[test]
 fn the_middle_of_a_range_is_replaced() {
     let world = World::default();
@@ -63,8 +63,8 @@ fn the_middle_of_a_range_is_replaced() {
     assert_ne!(region(&world, &cache, all), old);
 }
 
-/// UCX caches GPU memory only with hooks, and misses a free that does not go through them: here
-/// CUDA is asked. Where frees were promised, the next sweep finds the one that was not reported.
+/// UCX caches GPU memory only with hooks, and misses a free that does not go through them. Here,
+/// CUDA is asked. If frees were promised, the next sweep finds the one that was not reported.
 #[test]
 fn ucx_a_free_that_no_hook_saw() {
     for promised in [false, true] {
@@ -111,7 +111,7 @@ fn with_hooks_freed_memory_is_let_go_at_once() {
     assert_eq!(world.regions(), 0, "a destroyed context takes all memory along");
 }
 
-/// What a thread used lately it finds without a lock; a free that was reported is seen there, too.
+/// A thread finds what it used lately without a lock. A free that was reported is seen there, too.
 #[test]
 fn with_hooks_an_address_given_out_again_is_another_buffer() {
     let world = World::default();
@@ -126,7 +126,7 @@ fn with_hooks_an_address_given_out_again_is_another_buffer() {
     assert_eq!((cache.stats().hits, cache.stats().misses), (1, 2));
 }
 
-/// Whoever registers between the report and the free owes a sweep, if hits do not ask.
+/// A thread that registers between the report and the free must sweep, if hits do not ask.
 #[test]
 fn what_is_registered_between_report_and_free_is_found_by_a_sweep() {
     for promised in [false, true] {
@@ -144,7 +144,7 @@ fn what_is_registered_between_report_and_free_is_found_by_a_sweep() {
     }
 }
 
-/// A program may report frees from some time on: what it freed before, and nobody reported, is not
+/// A program may report frees from some time on. What it freed before without a report is not
 /// trusted.
 #[test]
 fn what_was_freed_before_the_hooks_is_not_trusted() {
@@ -157,8 +157,8 @@ fn what_was_freed_before_the_hooks_is_not_trusted() {
     assert_ne!(region(&world, &cache, block), old);
 }
 
-/// One answer with number and bounds speaks for both ends; bounds that are not the allocation's
-/// speak for nothing.
+/// One answer with number and bounds is valid for both ends. Bounds that are not the allocation's
+/// prove nothing.
 #[test]
 fn one_question_is_enough_where_its_answer_has_the_bounds() {
     for (bounds, questions) in [(Bounds::Unknown, 2), (Bounds::Allocation, 1), (Bounds::Reservation, 2)] {
@@ -205,7 +205,7 @@ fn memory_replaced_during_registration_is_registered_again() {
     assert_eq!(world.regions(), 1);
 }
 
-/// A program that replaces its memory all the time is told so, and does not wait for ever.
+/// A program that replaces its memory all the time gets an error, and does not wait for ever.
 #[test]
 fn memory_replaced_in_each_of_three_registrations_is_an_error() {
     fn replace(world: &World, block: Range, tries: Arc<AtomicUsize>) {
@@ -278,8 +278,8 @@ fn a_larger_registration_replaces_those_inside() {
     assert_eq!(region(&world, &cache, Range::new(block.start() + 5 * PAGE, PAGE).unwrap()), whole);
 }
 
-/// ENOMEM, or EFAULT: where BAR1 has no room for one page, nvidia-peermem cannot tell the memory
-/// from another's.
+/// This is ENOMEM, or EFAULT: if BAR1 has no room for one page, nvidia-peermem cannot tell the
+/// memory from another's.
 #[test]
 fn short_memory_evicts_and_is_tried_once_more() {
     for errno in [libc::ENOMEM, libc::EFAULT] {
@@ -300,7 +300,7 @@ fn short_memory_evicts_and_is_tried_once_more() {
     }
 }
 
-/// Without nvidia-peermem every plain call answers EFAULT, and no eviction changes that.
+/// Without nvidia-peermem, every plain call fails with EFAULT, and no eviction changes that.
 #[test]
 fn where_peer_memory_never_works_nothing_is_evicted_for_it() {
     let world = World::default();
@@ -341,15 +341,15 @@ fn one_dma_buf_serves_all_nics() {
     assert_eq!(world.exports(), (1, 0), "closed with the last");
 }
 
-/// What a GPU can show a NIC is a part of its memory, and a cache may have a part of that.
+/// A GPU can show a part of its memory to a NIC, and a cache may use a part of that.
 #[test]
 fn a_share_of_bar1_is_not_exceeded() {
     let world = World::default();
-    // Two pages of the GPU's of 64 KiB, as a quarter of half a MiB.
+    // This is two GPU pages of 64 KiB: a quarter of half a MiB.
     let limits = Limits::share_of_bar1(512 << 10, 25);
     let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
     let block = world.allocate(48).unwrap();
-    // Each in pages of the GPU's of its own.
+    // Each is in GPU pages of its own.
     let regions =
         [0, 16, 32].map(|page| region(&world, &cache, Range::new(block.start() + page * PAGE, PAGE).unwrap()));
     assert_eq!(regions.map(|key| world.is_alive(key)), [false, true, true]);
@@ -374,7 +374,7 @@ fn dma_bufs_are_closed_before_the_files_of_a_program_are_used_up() {
     assert_eq!((world.regions(), world.exports().1), (0, 0));
 }
 
-/// A free may be reported by whoever has promised nothing.
+/// A program that has promised nothing may report a free, too.
 #[test]
 fn without_a_promise_a_reported_free_lets_go_at_once() {
     let world = World::default();
@@ -398,7 +398,7 @@ fn a_removed_nic_takes_its_registrations_along() {
     assert_eq!(cache.stats().lost, 1, "counted; nothing aborts");
 }
 
-/// Nobody says when a context goes: CUDA then knows none of its memory, whatever address comes
+/// Nobody reports the end of a context. CUDA then knows none of its memory, whatever address comes
 /// back.
 #[test]
 fn a_destroyed_context_leaves_nothing_that_is_hit() {
@@ -419,8 +419,8 @@ fn a_destroyed_context_leaves_nothing_that_is_hit() {
 }
 
 /// The memory was freed, the module revoked the region, and the address is in use again: a hit sees
-/// another buffer. A program that hears of a revocation earlier says so, and nobody gets the region
-/// again.
+/// another buffer. A program that learns of a revocation earlier reports it, and nobody gets the
+/// region again.
 #[test]
 fn a_region_that_the_module_revoked_is_not_given_out() {
     let world = World::default();
@@ -444,7 +444,7 @@ fn a_region_that_the_module_revoked_is_not_given_out() {
     assert_eq!(cache.stats().entries, 1, "the new one is still there");
 }
 
-/// Memory of a stream-ordered pool: freed and given out again in one step, to somebody else.
+/// Memory of a stream-ordered pool is freed and given to somebody else in one step.
 #[test]
 fn pool_memory_given_to_somebody_else_is_another_buffer() {
     for bounds in [Bounds::Unknown, Bounds::Allocation, Bounds::Reservation] {
@@ -486,7 +486,7 @@ fn a_restored_process_registers_anew() {
     }
 }
 
-/// A checkpoint while memory is being registered.
+/// A checkpoint happens while memory is being registered.
 #[test]
 fn memory_restored_during_registration_is_registered_again() {
     let world = World::default();
@@ -497,7 +497,7 @@ fn memory_restored_during_registration_is_registered_again() {
     assert_eq!(world.regions(), 1);
 }
 
-/// A program whose allocation failed lets go of what nobody uses, freed or not.
+/// A program whose allocation failed ends what nobody uses, freed or not.
 #[test]
 fn what_nobody_uses_is_let_go_on_request() {
     let world = World::default();
@@ -512,8 +512,7 @@ fn what_nobody_uses_is_let_go_on_request() {
     assert!(world.is_alive(held.lkey()));
 }
 
-/// What is in use when room is needed is evicted later, when its last lease ends, in its turn.
-/// The lkeys of regions in use whose memory is told to have gone.
+/// The lkeys of regions in use whose memory was reported as gone.
 type Told = std::sync::Arc<std::sync::Mutex<Vec<u32>>>;
 
 fn telling(world: &World, policy: Policy) -> (Cache<World, World>, Told) {
@@ -524,7 +523,7 @@ fn telling(world: &World, policy: Policy) -> (Cache<World, World>, Told) {
     (Cache::with(world.clone(), world.clone(), policy, Limits::default(), options), told)
 }
 
-/// Whoever holds a region hears that its memory has gone, also where a larger one has its place.
+/// The holder of a region learns that its memory has gone, even if a larger one has its place.
 #[test]
 fn a_region_that_a_larger_one_replaced_is_told_of() {
     for how in ["hit", "sweep", "report", "report all"] {
@@ -557,7 +556,7 @@ fn a_region_that_a_larger_one_replaced_is_told_of() {
     }
 }
 
-/// Of many that were replaced only those in use are remembered.
+/// Of many that were replaced, only those in use are remembered.
 #[test]
 fn what_was_replaced_and_released_is_not_told_of() {
     let world = World::default();
@@ -576,7 +575,7 @@ fn what_was_replaced_and_released_is_not_told_of() {
     assert_eq!(told.lock().unwrap().len(), 2, "the one that is held for ever, and the last");
 }
 
-/// Where nobody would see a checkpoint, nothing is kept, and everything is registered.
+/// If nobody would see a checkpoint, nothing is kept, and everything is registered.
 #[test]
 fn where_checkpoints_are_not_seen_each_registration_is_new() {
     for way in [Way::DmaBuf, Way::PeerMemory] {
@@ -606,7 +605,7 @@ fn where_checkpoints_are_not_seen_each_registration_is_new() {
     }
 }
 
-/// Longer than the interval in which free memory is asked for.
+/// A time longer than the interval in which free memory is asked for.
 const LATER: Duration = Duration::from_millis(120);
 
 fn watching(world: &World, free_bytes: u64) -> Cache<World, World> {
@@ -616,7 +615,8 @@ fn watching(world: &World, free_bytes: u64) -> Cache<World, World> {
 }
 
 /// PyTorch's allocator frees and allocates again when memory is short (PyTorch's
-/// CUDACachingAllocator.cpp, release_cached_blocks()). What is registered by dma-buf it would not get.
+/// CUDACachingAllocator.cpp, release_cached_blocks()). It would not get what is registered by
+/// dma-buf.
 #[test]
 fn pytorch_what_is_freed_when_memory_is_short_is_free() {
     let world = World::default();
@@ -651,8 +651,8 @@ fn pytorch_what_is_freed_when_memory_is_short_is_free() {
     assert!(world.is_alive(region(&world, &cache, late)), "there is enough again");
 }
 
-/// Without registrations it is the sweeper that sees it, long before its next sweep. Freed memory says
-/// nothing of its GPU.
+/// Without registrations, the sweeper notices it, long before its next sweep. Freed memory says
+/// nothing about its GPU.
 #[test]
 fn a_sweeper_looks_at_free_memory_between_its_sweeps() {
     let world = World::default();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Random programs against the cache: whatever they allocate, free, map again, register and
+//! Runs random programs against the cache: whatever they allocate, free, map again, register and
 //! release, a lease reaches the memory that the program sees.
 
 #[path = "common/world.rs"]
@@ -15,12 +15,12 @@ use world::{Bounds, World, PAGE};
 #[derive(Clone, Debug)]
 enum Op {
     Allocate(u64),
-    /// Which of the blocks; the address is free again.
+    /// Frees this block. The address is free again.
     Free(usize),
     Remap(usize),
-    /// From the middle of one block on, over as many bytes, of a domain.
+    /// Registers from the middle of one block on, over so many bytes, for a domain.
     Register(usize, u64, u64, u8),
-    /// From the start of one block to the end of the next.
+    /// Registers from the start of one block to the end of the next.
     RegisterTwo(usize),
     Again(usize),
     Release(usize),
@@ -54,7 +54,7 @@ struct Program {
     hooks: Option<Hooks<World, World>>,
     blocks: Vec<Range>,
     leases: Vec<Lease<World, World>>,
-    /// What was asked for, to be asked again.
+    /// The ranges that were registered, to be registered again.
     asked: Vec<(Range, u8)>,
     limits: Limits,
 }

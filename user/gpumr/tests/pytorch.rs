@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! PyTorch's three allocators on two GPUs: its own, which keeps segments and cuts tensors out of them;
-//! expandable segments, which map pieces into a reservation; and CUDA's pools. Whatever a program does
-//! with tensors, a lease that says that it is valid reaches its tensor.
+//! Models PyTorch's three allocators on two GPUs: its own, which keeps segments and cuts tensors
+//! out of them; expandable segments, which map pieces into a reservation; and CUDA's pools.
+//! Whatever a program does with tensors, a lease that says that it is valid reaches its tensor.
 
 #[path = "common/world.rs"]
 mod world;
@@ -12,7 +12,7 @@ use gpumr::{Cache, Lease, Limits, Options, Policy, Range, Way};
 use proptest::prelude::*;
 use world::{reservation, World, PAGE};
 
-/// Pages of a segment that small tensors share, and of a piece of an expandable one.
+/// The pages of a segment that small tensors share, and of a piece of an expandable one.
 const SEGMENT: u64 = 5;
 const PIECE: u64 = 2;
 
@@ -23,13 +23,13 @@ enum Allocator {
     Async,
 }
 
-/// One GPU's memory, as the allocator knows it.
+/// One GPU's memory, as the allocator sees it.
 struct Memory {
     gpu: usize,
     kind: Allocator,
-    /// What CUDA gave.
+    /// The segments that CUDA gave.
     segments: Vec<Range>,
-    /// What tensors have.
+    /// The parts that tensors have.
     used: Vec<Range>,
 }
 
@@ -89,7 +89,7 @@ impl Memory {
 enum Op {
     New(usize, u64),
     Delete(usize),
-    /// A tensor, or a view into it, by one of two NICs.
+    /// Registers a tensor, or a view into it, with one of two NICs.
     Register(usize, u64, u8),
     Release(usize),
     EmptyCache(usize),
@@ -123,7 +123,7 @@ fn run(kind: Allocator, ops: Vec<Op>, policy: Policy, limits: Limits) {
         match op {
             Op::New(gpu, pages) => {
                 let fresh = memory[gpu].new_tensor(&world, pages).or_else(|| {
-                    // As PyTorch does when memory is short.
+                    // PyTorch does this when memory is short.
                     cache.shrink();
                     memory[gpu].empty_cache(&world);
                     memory[gpu].new_tensor(&world, pages)
@@ -133,7 +133,7 @@ fn run(kind: Allocator, ops: Vec<Op>, policy: Policy, limits: Limits) {
             Op::Delete(i) if i < tensors.len() => {
                 let (gpu, tensor) = tensors.swap_remove(i);
                 memory[gpu].delete(&world, tensor);
-                // Whoever holds a lease of a tensor that is gone uses it no more.
+                // A program that holds a lease of a tensor that is gone does not use it any more.
                 leases.retain(|(of, _)| !of.overlaps(&tensor));
             }
             Op::Register(i, offset, pd) if i < tensors.len() => {

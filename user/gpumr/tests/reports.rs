@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What users of other caches reported, by the report: the same here, and what is right.
+//! Tests what users of other caches reported: the same happens here, and must have the right
+//! result.
 
 #[path = "common/world.rs"]
 mod world;
@@ -23,7 +24,7 @@ fn both(check: impl Fn(World, Cache<World, World>)) {
     }
 }
 
-/// Registers, and says which region it got, which must reach what the program sees.
+/// Registers and returns the key of the region, which must reach what the program sees.
 fn region(world: &World, cache: &Cache<World, World>, range: Range) -> u32 {
     let lease = cache.register(0, range.start(), range.length(), 1).unwrap();
     world.reaches(lease.lkey(), range).unwrap();
@@ -44,7 +45,7 @@ fn ucx_4269_a_recycled_address() {
     });
 }
 
-/// UCX pull request 7865: the runtime is linked statically, so that no hook sees a free.
+/// UCX pull request 7865: the runtime is linked statically, so no hook sees a free.
 #[test]
 fn ucx_7865_a_free_that_no_hook_sees() {
     both(|world, cache| {
@@ -137,8 +138,8 @@ fn ompi_11125_a_holder_of_a_stale_region_is_in_nobodys_way() {
     });
 }
 
-/// NCCL pull request 2394: an entry that is removed from the middle breaks the order, and what is there
-/// is registered a second time.
+/// NCCL pull request 2394: an entry that is removed from the middle breaks the order, and existing
+/// regions are registered a second time.
 #[test]
 fn nccl_2394_a_removal_in_the_middle_hides_nothing() {
     both(|world, cache| {
@@ -154,7 +155,8 @@ fn nccl_2394_a_removal_in_the_middle_hides_nothing() {
     });
 }
 
-/// VCCL pull request 36: ibv_dealloc_pd() answers EBUSY, since cached regions of the domain are left.
+/// VCCL pull request 36: ibv_dealloc_pd() fails with EBUSY, because cached regions of the domain
+/// are left.
 #[test]
 fn vccl_36_a_forgotten_domain_has_no_regions() {
     both(|world, cache| {

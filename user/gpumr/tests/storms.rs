@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Storms: threads register, free, map anew and sweep as fast as they can, while children are forked and
-//! the process is restored from checkpoints. No lease reaches other memory than its thread sees.
+//! Runs storms: threads register, free, map anew and sweep as fast as they can, while children are
+//! forked and the process is restored from checkpoints. No lease reaches other memory than its
+//! thread sees.
 
 #[path = "common/world.rs"]
 mod world;
@@ -15,10 +16,10 @@ use std::time::{Duration, Instant};
 use world::{World, PAGE};
 
 const THREADS: u64 = 4;
-/// At least so long, and so many registrations.
+/// The least duration of a storm, and its least number of registrations.
 const STORM: (Duration, u64) = (Duration::from_millis(700), 2000);
 
-/// Numbers as good as random, the same each time for a seed.
+/// A generator of numbers that look random and are the same each time for a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -30,13 +31,13 @@ impl Dice {
 
 #[derive(Default)]
 struct Storm {
-    /// Whoever changes all memory waits for calm.
+    /// A thread that changes all memory takes this for writing, and so waits for the others.
     calm: RwLock<()>,
     over: AtomicBool,
     registered: AtomicU64,
 }
 
-/// What each thread does, with memory that it alone has.
+/// Runs one thread, with memory that it alone has.
 fn weather(world: &World, cache: &Cache<World, World>, storm: &Storm, seed: u64) {
     let mut dice = Dice(seed);
     let mut block: Option<Range> = None;
@@ -51,7 +52,7 @@ fn weather(world: &World, cache: &Cache<World, World>, storm: &Storm, seed: u64)
                 world.free(own);
                 block = None;
             }
-            // Virtual memory, and pools: the same address at once.
+            // Virtual memory, and pools: the same address has other memory at once.
             1 => world.remap(own),
             2 => cache.sweep(),
             3 => cache.before_free(own.start(), own.length()).unwrap(),
@@ -74,7 +75,7 @@ fn weather(world: &World, cache: &Cache<World, World>, storm: &Storm, seed: u64)
     block.into_iter().for_each(|own| world.free(own));
 }
 
-/// A child has nothing of the cache, and waits for none of its parent's threads.
+/// Checks that a child gets nothing from the cache, and waits for none of its parent's threads.
 fn child(cache: &Cache<World, World>) {
     // SAFETY: The child calls the cache, which touches nothing, and _exit().
     let pid = unsafe { libc::fork() };
@@ -97,7 +98,7 @@ fn no_lease_is_stale_in_a_storm() {
     for (way, entries) in [(Way::PeerMemory, u64::MAX), (Way::DmaBuf, u64::MAX), (Way::DmaBuf, 3)] {
         let world = World::default();
         let mut options = Options::default();
-        // What is told takes more paths.
+        // With this function, the cache takes more paths.
         options.on_gone = Some(Box::new(|_| {}));
         options.free_bytes = 1;
         let limits = Limits { entries, ..Limits::default() };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The word that counts leases (`gpumr/src/word.rs`), under loom: every order of steps, and every
-//! value that its memory orderings let a load see. shuttle, which runs the whole cache, knows one
-//! order only.
+//! Tests the word that counts leases (`gpumr/src/word.rs`) under loom: every order of steps, and
+//! every value that its memory orderings let a load see. shuttle, which runs the whole cache, knows
+//! only one memory order.
 
 mod sync {
     pub use loom::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use loom::sync::Arc;
 use loom::thread::spawn;
 use word::{End, Word};
 
-/// A registration: loom notices a read that is not ordered before its end.
+/// A registration. loom notices a read that is not ordered before its end.
 struct Entry {
     word: Word,
     region: UnsafeCell<bool>,
@@ -29,7 +29,7 @@ unsafe impl Sync for Entry {}
 unsafe impl Send for Entry {}
 
 impl Entry {
-    /// With the lease of its maker.
+    /// Returns a registration with the lease of its maker.
     fn new() -> Arc<Self> {
         Arc::new(Self { word: Word::new(), region: UnsafeCell::new(true) })
     }
@@ -83,7 +83,7 @@ fn it_ends_once_and_after_its_last_lease() {
     });
 }
 
-/// What is in the way goes at once, or its last lease says that it was awaited.
+/// A registration that is in the way ends at once, or its last lease reports that it was awaited.
 #[test]
 fn who_needs_room_is_not_forgotten() {
     loom::model(|| {

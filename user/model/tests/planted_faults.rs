@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The tests find planted faults: each file in `faults/` is a small patch on the cache. Fails if
-//! one no longer applies, or if the tests that it names stay green or say something else.
+//! Checks that the tests find planted faults. Each file in `faults/` is a small patch on the cache.
+//! This fails if one no longer applies, or if the tests that it names pass or print something else.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// Cargo builds one at a time, and meanwhile the tests of another run.
+/// The number of faults that are tried at the same time. Cargo builds one at a time, and meanwhile
+/// the tests of another run.
 const AT_ONCE: usize = 2;
 
-/// Every file below a folder, by its path in it.
+/// Returns every file below a folder, by its path in it.
 fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     fn add(root: &Path, folder: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
         for entry in fs::read_dir(folder).expect("readable") {
@@ -31,8 +32,8 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     all
 }
 
-/// Makes a folder hold these files. One that it has stays untouched: cargo tells old from new by
-/// the time.
+/// Makes a folder contain exactly these files. A file that is unchanged stays untouched, because
+/// cargo compares the times of files.
 fn hold(folder: &Path, wanted: &BTreeMap<PathBuf, Vec<u8>>) {
     let there = files(folder);
     for name in there.keys().filter(|name| !wanted.contains_key(*name)) {
@@ -45,8 +46,9 @@ fn hold(folder: &Path, wanted: &BTreeMap<PathBuf, Vec<u8>>) {
     }
 }
 
-/// What the patch is applied to, as a workspace of its own. The version has the fault's name: cargo
-/// would take a crate of the same name and version in another folder for this one.
+/// Returns the files to which the patch is applied, as a workspace of its own. The version has the
+/// fault's name: cargo would take a crate of the same name and version in another folder for this
+/// one.
 fn sources(user: &Path, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     let read = |file: &str| fs::read_to_string(user.join(file)).expect("readable");
     let mut all = BTreeMap::new();

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 use world::World;
 
-/// One thread's life: its memory is its own from allocation to free, so each lease must reach it.
+/// Runs one thread: its memory is its own from allocation to free, so each lease must reach it.
 fn live(world: &World, cache: &Cache<World, World>, hooked: bool, rounds: usize) {
     for _ in 0..rounds {
         let Some(block) = world.allocate(2) else { continue };
@@ -100,8 +100,8 @@ fn hooks() {
     search("hooks", || run(true, Limits::default(), 0));
 }
 
-/// A domain that was told to be forgotten is about to go: nobody may deregister in it any more,
-/// also what another thread had just taken out.
+/// A domain that the cache was told to forget is about to go. Nobody may deregister in it any more,
+/// not even what another thread has just taken out.
 #[test]
 fn a_forgotten_domain() {
     search("a forgotten domain", || {
@@ -126,8 +126,8 @@ fn a_forgotten_domain() {
     });
 }
 
-/// CUDA restores the process from a checkpoint while a thread registers: whoever asks afterwards gets
-/// a region of the new memory, also where frees are reported.
+/// CUDA restores the process from a checkpoint while a thread registers. A thread that asks
+/// afterwards gets a region of the new memory, even if frees are reported.
 #[test]
 fn a_restore() {
     search("a restore", || {
@@ -153,7 +153,7 @@ fn a_restore() {
     });
 }
 
-/// Two that ask for the same at once, and one that frees: one region is left, or none.
+/// Two threads ask for the same memory at once, and one frees: one region is left, or none.
 #[test]
 fn the_same_buffer() {
     let seen: &'static Mutex<BTreeSet<u64>> = Box::leak(Box::default());
@@ -216,8 +216,8 @@ fn a_free_by_another_thread() {
     });
 }
 
-/// What was freed before hooks were promised nobody reported: neither a hit meanwhile may trust it,
-/// nor a registration that was under way be kept.
+/// Nobody reported what was freed before hooks were promised. No hit meanwhile may trust it, and no
+/// registration that was under way may be kept.
 #[test]
 fn the_promise() {
     search("the promise", || {
@@ -233,7 +233,7 @@ fn the_promise() {
             }),
             shuttle::thread::spawn({
                 let cache = cache.clone();
-                // Replaced meanwhile, so what this gets may be either.
+                // The memory was replaced meanwhile, so this may get either.
                 move || drop(cache.register(0, second.start(), second.length(), 1))
             }),
         ];
@@ -247,7 +247,7 @@ fn the_promise() {
     });
 }
 
-/// A free may be under way while another thread promises: whoever reported it earlier is heard.
+/// A free may be under way while another thread promises. Its earlier report counts.
 #[test]
 fn a_free_under_way() {
     search("a free under way", || {
@@ -298,7 +298,7 @@ fn a_revocation() {
     });
 }
 
-/// A GPU that has little memory left: whatever threads do with one buffer and with others, each region
+/// A GPU has little memory left. Whatever threads do with one buffer and with others, each region
 /// ends with its last lease.
 #[test]
 fn a_shortage() {
@@ -327,8 +327,8 @@ fn a_shortage() {
     });
 }
 
-/// A region in use is told of once when its memory goes, whoever registers a larger one, sweeps and
-/// reports meanwhile.
+/// The holder of a region in use is told once when its memory goes, whoever registers a larger one,
+/// sweeps and reports meanwhile.
 #[test]
 fn a_replaced_region() {
     search("a replaced region", || {

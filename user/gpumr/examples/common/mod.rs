@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the examples share that run on a GPU without a NIC.
+//! Code that the examples share which run on a GPU without a NIC.
 
 use gpumr::{Access, Range, Verbs};
 use std::error::Error;
@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Registers nothing, and numbers what it is asked to register.
+/// Verbs that register nothing, and number what they are asked to register.
 #[derive(Default)]
 pub struct Counting(AtomicU32);
 

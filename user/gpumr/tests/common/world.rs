@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! A model of CUDA's memory and of verbs.
 //!
-//! As read on an H200 with driver 580: BUFFER_ID grows by one per allocation, also of a segment
-//! mapped again and of pool memory given out again, and freed memory has none; addresses are used
-//! again. An MR keeps the memory that it was made of. After a checkpoint and a restore memory is new
-//! under its old numbers, as on an H100. Memory of the arena's second half is another GPU's. Left out:
-//! costs, contexts.
+//! As was read on an H200 with driver 580: BUFFER_ID grows by one per allocation, also for a
+//! segment that is mapped again and for pool memory that is given out again, and freed memory has
+//! none; addresses are used again. An MR keeps the memory that it was made of. After a checkpoint
+//! and a restore, memory is new under its old numbers, as on an H100. Memory of the arena's second
+//! half is another GPU's. Left out: costs, contexts.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use gpumr::backend::{Gpu, Kind, Verbs};
@@ -20,19 +20,19 @@ pub const PAGE: u64 = 4096;
 const ARENA: u64 = 0x7f00_0000_0000;
 const ARENA_PAGES: u64 = 48;
 
-/// What CUDA says of an allocation's bounds along with its number.
+/// The bounds of an allocation that CUDA gives along with its number.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Bounds {
-    /// Nothing: an old driver.
+    /// None: an old driver.
     #[default]
     Unknown,
     /// Those of `cuMemGetAddressRange`.
     Allocation,
-    /// Those of the whole reservation, as of virtual memory.
+    /// Those of the whole reservation, as for virtual memory.
     Reservation,
 }
 
-/// The addresses of a GPU.
+/// Returns the addresses of a GPU.
 pub fn reservation(gpu: usize) -> Range {
     let half = ARENA_PAGES / 2 * PAGE;
     Range::new(ARENA + gpu as u64 * half, half).unwrap()
@@ -40,7 +40,7 @@ pub fn reservation(gpu: usize) -> Range {
 
 type Meanwhile = Box<dyn FnOnce(&World) + Send>;
 
-/// Memory itself, which no two allocations share.
+/// The memory itself, which no two allocations share.
 type Object = u64;
 
 #[derive(Clone, Copy)]
@@ -53,7 +53,7 @@ struct Block {
 
 struct Region {
     range: Range,
-    /// What lies behind each page.
+    /// The memory behind each page.
     pages: BTreeMap<u64, Object>,
     alive: bool,
 }
@@ -66,21 +66,21 @@ struct State {
     exports: BTreeMap<RawFd, (Range, BTreeMap<u64, Object>)>,
     peers: Vec<UnixStream>,
     exported: usize,
-    /// Pages that may be registered at once; 0: no limit.
+    /// The number of pages that may be registered at once. 0: no limit.
     room: u64,
-    /// The errno where there is no room; 0: ENOMEM.
+    /// The errno when there is no room. 0: ENOMEM.
     full: i32,
     no_peer_memory: bool,
     no_export: bool,
     no_deregistration: bool,
     bounds: Bounds,
     epoch: u64,
-    /// Nobody sees checkpoints.
+    /// Whether nobody sees checkpoints.
     blind: bool,
-    /// Bytes that each GPU has free, and all of its bytes, where CUDA says so.
+    /// The free bytes and all bytes of each GPU, if CUDA gives them.
     memory: [Option<(u64, u64)>; 2],
     questions: usize,
-    /// Runs once, when the next registration has its memory and has not returned.
+    /// A function that runs once, when the next registration has its memory and has not returned.
     meanwhile: Option<Meanwhile>,
 }
 
@@ -92,7 +92,7 @@ impl World {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// The first gap that is large enough, so freed addresses come back.
+    /// Allocates in the first gap that is large enough, so freed addresses come back.
     pub fn allocate(&self, pages: u64) -> Option<Range> {
         self.allocate_as(pages, Kind::Device)
     }
@@ -101,7 +101,7 @@ impl World {
         self.allocate_within(ARENA, ARENA_PAGES, pages, kind)
     }
 
-    /// Memory of one of the GPUs.
+    /// Allocates memory of one of the GPUs.
     pub fn allocate_on(&self, gpu: usize, pages: u64) -> Option<Range> {
         self.allocate_within(reservation(gpu).start(), ARENA_PAGES / 2, pages, Kind::Device)
     }
@@ -137,7 +137,8 @@ impl World {
         assert!(self.state().blocks.remove(&range.start()).is_some(), "the test frees what is not allocated");
     }
 
-    /// cuMemUnmap and cuMemMap of another handle; or the pool gives the block to somebody else.
+    /// Replaces the memory: cuMemUnmap and cuMemMap of another handle, or the pool gives the block
+    /// to somebody else.
     pub fn remap(&self, range: Range) {
         let mut state = self.state();
         assert!(state.blocks.remove(&range.start()).is_some(), "the test maps anew what is not allocated");
@@ -146,12 +147,12 @@ impl World {
         state.blocks.insert(range.start(), Block { range, id, object: id, kind: Kind::Device });
     }
 
-    /// A context is destroyed, and all memory with it.
+    /// Destroys a context, with all its memory.
     pub fn destroy(&self) {
         self.state().blocks.clear();
     }
 
-    /// CUDA checkpoints the process and restores it: new memory, at its addresses and under its
+    /// Checkpoints the process and restores it: all memory is new, at its addresses and under its
     /// numbers.
     pub fn checkpoint(&self) {
         super::step();
@@ -169,7 +170,7 @@ impl World {
         self.state().blind = !seen;
     }
 
-    /// The module revoked a region: it lives, and reaches nothing any more.
+    /// Revokes a region as the module does: it lives, but reaches nothing any more.
     pub fn revoke(&self, key: u32) {
         self.state().regions[key as usize].pages.clear();
     }
@@ -202,7 +203,7 @@ impl World {
         self.state().bounds = bounds;
     }
 
-    /// How often a number was asked for.
+    /// Returns how often a number was asked for.
     pub fn questions(&self) -> usize {
         self.state().questions
     }
@@ -211,12 +212,12 @@ impl World {
         self.state().meanwhile = Some(Box::new(what));
     }
 
-    /// Number of regions that live.
+    /// Returns the number of regions that live.
     pub fn regions(&self) -> usize {
         self.state().regions.iter().filter(|r| r.alive).count()
     }
 
-    /// dma-bufs that were made, and those that are open.
+    /// Returns how many dma-bufs were made, and how many are open.
     pub fn exports(&self) -> (usize, usize) {
         let mut state = self.state();
         let mut open = 0;
@@ -227,7 +228,7 @@ impl World {
         (state.exported, open)
     }
 
-    /// Whether a NIC that uses region `key` reaches exactly what the program sees in `range`.
+    /// Checks that a NIC that uses region `key` reaches exactly what the program sees in `range`.
     pub fn reaches(&self, key: u32, range: Range) -> Result<(), String> {
         let state = self.state();
         let region = &state.regions[key as usize];
@@ -249,7 +250,8 @@ impl World {
         self.state().regions[key as usize].alive
     }
 
-    /// Regions that live and keep memory that is freed, but for those in `keys`.
+    /// Returns the number of regions, without those in `keys`, that live and keep memory that is
+    /// freed.
     pub fn keeps_freed(&self, keys: &[u32]) -> usize {
         let state = self.state();
         let live: Vec<Object> = state.blocks.values().map(|block| block.object).collect();
@@ -264,7 +266,7 @@ impl State {
         (address < block.range.end()).then_some(block)
     }
 
-    /// Pages without memory have object 0, which is none.
+    /// Returns the memory of each page. Pages without memory have object 0, which is none.
     fn pages(&self, range: &Range) -> BTreeMap<u64, Object> {
         let pages = range.widened(PAGE).unwrap();
         let at = |at| (at, self.block(at).map_or(0, |block| block.object));
@@ -317,7 +319,7 @@ impl Gpu for World {
     fn memory(&self, address: u64) -> Option<(u64, u64)> {
         let gpu = self.device(address) as usize;
         let state = self.state();
-        // Nothing is said of memory that is gone.
+        // Nothing is known about memory that is gone.
         state.block(address).and(state.memory[gpu])
     }
 
