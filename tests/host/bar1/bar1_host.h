@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What bar1.c needs of the kernel, for the host. */
+/* The parts of the kernel that bar1.c needs, for the host. */
 #include <errno.h>
 #include <stdbool.h>
 #include <stdint.h>

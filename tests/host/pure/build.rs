@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A copy of the registry whose tickets have few indices, so that a test can use them up.
+//! Makes a copy of the registry whose tickets have few indices, so that a test can use them up.
 
 use std::path::PathBuf;
 use std::{env, fs};
 
-/// Bits of an index, in that copy.
+/// The number of bits of an index in that copy.
 const SHIFT: u32 = 12;
 
 fn main() {

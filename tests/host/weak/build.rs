@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Copies of shipped files in which `core`'s atomics are loom's, as they are and with one ordering
-//! weakened each. They are copies because loom counts accesses by types of its own, and because a
-//! weakened file is not what the crate ships.
+//! Makes copies of shipped files in which `core`'s atomics are loom's: one as it is, and others
+//! with one ordering weakened each. They are copies because loom counts accesses by types of its
+//! own, and because a weakened file is not what the crate ships.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// What stands there, what is put in its place, and how often it is there.
+/// The present text, its replacement, and the number of times that it occurs.
 type Place = (&'static str, &'static str, usize);
 
-/// Shipped files, and what is changed in all of them.
+/// The shipped files, with the changes that are made in all copies.
 const FILES: [(&str, &[Place]); 2] = [
     (
         "kernel-lite/kernel/sync/atomic.rs",
@@ -26,18 +26,18 @@ const FILES: [(&str, &[Place]); 2] = [
     ),
 ];
 
-/// Too much hangs on this one to be compiled here: what it does with its `READY` is taken out of
-/// it.
+/// This file depends on too much to be compiled here, so only what it does with its `READY` is
+/// copied.
 const READY: &str = "src/peer/client.rs";
 
-/// Likewise: how it keeps the pairs of a GPU and a NIC.
+/// Only how it keeps the pairs of a GPU and a NIC is copied from this file.
 const PAIRS: &str = "src/gpu/topology.rs";
 
-/// Likewise: counters, and the count of orphans.
+/// Only the counters, among them the count of orphans, are copied from this file.
 const COUNTERS: &str = "src/observe/stats.rs";
 const ORPHANS: &str = "src/pin/registry.rs";
 
-/// A variant's name, and the one place that is weaker in it.
+/// The name of each variant, and the one place that is weaker in it.
 const WEAKENED: [(&str, &str, &str, &str); 9] = [
     ("ends_read_relaxed", "counts.rs", "self.0.load(Acquire)", "self.0.load(Relaxed)"),
     ("raised_in_two_steps", "counts.rs", "self.0.cmpxchg(now, to, Relaxed)", "Ok::<_, u64>(self.0.store(to, Relaxed))"),
@@ -92,14 +92,15 @@ fn variant(modules: &mut String, repo: &Path, here: &Path, out: &Path, name: &st
         }
         fs::write(dir.join(file), text).expect("OUT_DIR is writable");
         let module = file.trim_end_matches(".rs");
-        // Of the shipped code a test uses a part.
+        // A test uses only a part of the shipped code.
         let allowed = "clippy::new_without_default, clippy::unit_arg, dead_code, unused_imports";
         writeln!(modules, "#[allow({allowed})] #[path = {:?}] pub mod {module};", dir.join(file)).expect("a String");
     }
     writeln!(modules, "#[path = {:?}] pub mod world;\n}}", here.join("src/world.rs")).expect("a String");
 }
 
-/// `READY`, how module init sets it, and how callbacks look at it: all in the same way.
+/// Returns `READY`, how module init sets it, and how callbacks look at it, which all do in the same
+/// way.
 fn ready(text: &str) -> String {
     let line = |what: &str| {
         let mut found: Vec<&str> = text.lines().map(str::trim).filter(|l| l.contains(what)).collect();
@@ -118,7 +119,7 @@ fn ready(text: &str) -> String {
     )
 }
 
-/// A pair as it is kept, how a look at it goes, and how one is entered.
+/// Returns how a pair is kept, how it is looked up, and how one is entered.
 fn pairs(text: &str) -> String {
     let part = |from: &str, to: &str| {
         let part = text.split_once(from).and_then(|(_, rest)| rest.split_once(to));
@@ -135,7 +136,7 @@ fn pairs(text: &str) -> String {
     )
 }
 
-/// Takes out a counter, and the steps of the count of orphans.
+/// Returns a counter, and the steps of the count of orphans.
 fn counts(counters: &str, orphans: &str) -> String {
     let part = |path: &str, text: &str, from: &str, to: &str| {
         let found = text.split_once(from).and_then(|(_, rest)| rest.split_once(to));
@@ -157,7 +158,7 @@ fn counts(counters: &str, orphans: &str) -> String {
     )
 }
 
-/// A file that has changed here is not what this was written for.
+/// Replaces text. Fails if a file has changed here, because this was written for another text.
 fn replace(path: &str, text: &str, from: &str, to: &str, times: usize) -> String {
     let found = text.matches(from).count();
     assert_eq!(found, times, "{path} has {from:?} {found} times, wanted {times}: see tests/host/weak/build.rs");

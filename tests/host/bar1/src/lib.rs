@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The extents of the lab's BAR1 (`ci/qemu/gpu/bar1.c`), compiled as they are, against what a map
-//! of pages would be.
+//! Compares the extents of the lab's BAR1 (`ci/qemu/gpu/bar1.c`), compiled unchanged, with a plain
+//! map of pages.
 
 #![cfg(test)]
 
@@ -89,7 +89,7 @@ impl Rig {
         // SAFETY: A place for it.
         assert_eq!(unsafe { bar1_init(&mut bar1, pages) }, 0);
         let object = || Object { extents: std::ptr::null_mut() };
-        // Memory in no order.
+        // The memory's pages are in no order.
         let video = (0..pages).map(|page| (page * 7 + 3) % pages).collect();
         Self { bar1, users: Default::default(), objects: [object(), object()], video, limit, seed: 1 }
     }
@@ -132,7 +132,7 @@ impl Rig {
         unsafe { std::slice::from_raw_parts(self.bar1.video, self.bar1.pages as usize) }
     }
 
-    /// What must be true of these pins.
+    /// Checks what must hold for these pins.
     fn check(&self, pins: &[Pin]) {
         let mut owners: BTreeMap<u32, (usize, u32)> = BTreeMap::new();
         for (who, first, at) in pins {
@@ -164,7 +164,7 @@ impl Drop for Rig {
 const PAGES: u32 = 256;
 const ALL: Limit = Limit { size: PAGES as u64, reserve: 0 };
 
-/// At how many places the pages of a pin do not follow each other.
+/// Returns at how many places the pages of a pin do not follow each other.
 fn cuts(at: &[u32]) -> Vec<usize> {
     (1..at.len()).filter(|i| at[*i] != at[i - 1] + 1).collect()
 }
@@ -214,7 +214,7 @@ proptest! {
 fn what_is_mapped_is_used_and_the_rest_comes_elsewhere() {
     let mut rig = Rig::new(PAGES, ALL);
     let first = rig.pin(0, 0, 16, CONTIGUOUS).unwrap();
-    // Of another user: not shared, and behind the first.
+    // This pin is another user's: it is not shared, and lies behind the first.
     let other = rig.pin(1, 0, 16, CONTIGUOUS).unwrap();
     assert_ne!(first.2, other.2);
     let second = rig.pin(0, 0, 64, CONTIGUOUS).unwrap();
@@ -245,7 +245,7 @@ fn only_what_is_not_mapped_is_asked_for_and_of_this_user_alone() {
     let first = rig.pin(0, 0, 64, CONTIGUOUS).unwrap();
     assert_eq!(rig.pin(0, 64, 1, CONTIGUOUS), Err(ENOMEM));
     let inside = rig.pin(0, 10, 20, CONTIGUOUS).unwrap();
-    // Half of it is mapped, and that is undone.
+    // Half of it is mapped, and then that is undone.
     assert_eq!(rig.pin(0, 60, 8, CONTIGUOUS), Err(ENOMEM));
     rig.check(&[first.clone(), inside.clone()]);
     rig.unpin(&first);
@@ -267,7 +267,7 @@ fn pieces_are_as_the_layout_says() {
         let pin = rig.pin(0, 8, 80, layout).unwrap();
         assert_eq!(cuts(&pin.2).len(), wanted, "{layout}");
         if layout != BROKEN_64K {
-            // Memory and BAR agree below 2 MiB.
+            // Memory and BAR are aligned alike below 2 MiB.
             assert!((8u32..).zip(&pin.2).all(|(page, at)| page % 32 == at % 32), "{layout}");
         }
     }

@@ -2,9 +2,9 @@
 
 //! `kernel-lite/helpers.c` on std, for tests without a model checker.
 //!
-//! Memory carries its size in front, so that a free of what was not allocated is found, and
-//! everything allocated is counted. A mutex is one word that is asked again and again: short, and
-//! Miri sees every step.
+//! Memory has its size in front, so that a free of what was not allocated is found, and everything
+//! allocated is counted. A mutex is one word that a thread reads until it is free: it is held only
+//! briefly, and Miri sees every step.
 
 pub mod sg;
 
@@ -15,9 +15,9 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 
-/// Bytes in front of each allocation.
+/// The number of bytes in front of each allocation.
 const HEADER: usize = 16;
-/// What the header holds besides the size: who allocated it.
+/// The allocator's kind, which the header holds besides the size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 enum Kind {
@@ -26,47 +26,48 @@ enum Kind {
 }
 
 thread_local! {
-    /// Allocations of this thread that were not freed.
+    /// The number of allocations of this thread that were not freed.
     static LIVE: Cell<i64> = const { Cell::new(0) };
-    /// Allocations that still succeed; negative: all.
+    /// The number of allocations that still succeed. Negative: all.
     static BUDGET: Cell<i64> = const { Cell::new(-1) };
-    /// Bytes of each allocation of this thread, while somebody asks.
+    /// The sizes of this thread's allocations, while somebody asks for them.
     static SIZES: RefCell<Option<Vec<usize>>> = const { RefCell::new(None) };
-    /// How often this thread took a mutex.
+    /// The number of times that this thread took a mutex.
     static TAKEN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What was logged, by all threads.
+/// The lines that all threads logged.
 static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Allocations that this thread made and nobody freed, less those that it freed for others.
+/// Returns the number of allocations that this thread made and nobody freed, less those that it
+/// freed for others.
 pub fn live() -> i64 {
     LIVE.get()
 }
 
-/// From now on `count` allocations of this thread succeed and all later ones fail.
+/// Makes `count` allocations of this thread succeed from now on, and all later ones fail.
 pub fn fail_after(count: i64) {
     BUDGET.set(count);
 }
 
-/// Allocations of this thread succeed again.
+/// Makes allocations of this thread succeed again.
 pub fn fail_never() {
     BUDGET.set(-1);
 }
 
-/// How many bytes each allocation of this thread asks for while `f` runs.
+/// Returns the size of each allocation of this thread while `f` runs.
 pub fn sizes(f: impl FnOnce()) -> Vec<usize> {
     SIZES.set(Some(Vec::new()));
     f();
     SIZES.take().unwrap_or_default()
 }
 
-/// How often this thread took a mutex.
+/// Returns how often this thread took a mutex.
 pub fn locked() -> u64 {
     TAKEN.get()
 }
 
-/// Everything that was logged since the last call.
+/// Returns everything that was logged since the last call.
 pub fn take_log() -> Vec<String> {
     std::mem::take(&mut *LOG.lock().unwrap())
 }
@@ -93,6 +94,8 @@ fn allocate(size: usize, kind: Kind) -> *mut c_void {
     }
 }
 
+/// Frees memory.
+///
 /// # Safety
 ///
 /// `memory` came from [`allocate`] of `kind`, or is NULL.
@@ -131,7 +134,7 @@ unsafe extern "C" fn kl_kvfree(memory: *const c_void) {
     unsafe { release(memory, Kind::Kvmalloc) }
 }
 
-/// States of a mutex; an uninitialised one is all zeroes, or was never written at all.
+/// The states of a mutex. An uninitialised one is all zeroes, or was never written at all.
 const UNLOCKED: u64 = 0x756e_6c6f_636b;
 const LOCKED: u64 = 0x6c6f_636b;
 
@@ -175,6 +178,6 @@ unsafe extern "C" fn kl_print(level: u8, prefix: *const std::ffi::c_char, text: 
     LOG.lock().unwrap().push(line);
 }
 
-/// Nothing waits for its turn here.
+/// Does nothing, because no scheduler chooses the next thread here.
 #[no_mangle]
 extern "C" fn kl_touch(_place: *mut c_void, _size: usize, _touch: Touch, _relaxed: bool) {}

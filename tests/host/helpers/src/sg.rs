@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The scatterlists of `src/ffi/sg.c` on std, for tests without a model.
+//! The functions of `src/ffi/sg.c` for scatterlists on std, for tests without a model.
 
-/// What stands for an `sg_table`, the core's and the module's own.
+/// Stands for an `sg_table`, the core's or the module's own.
 #[derive(Default, Clone)]
 pub struct Table {
-    /// DMA address and length of each entry.
+    /// The DMA address and length of each entry.
     pub entries: Vec<(u64, u32)>,
     filled: usize,
 }
@@ -19,7 +19,7 @@ unsafe extern "C" fn nvpm_sg_free(table: *mut Table) {
     // SAFETY: Made by `nvpm_sg_alloc()`, once.
     drop(unsafe { Box::from_raw(table) });
 }
-/// An entry is its table: it is filled in order.
+/// Returns the table itself as its first entry, because it is filled in order.
 #[no_mangle]
 extern "C" fn nvpm_sg_first(table: *mut Table) -> *mut Table {
     table

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The functions of `src/ffi/shim.h` and both neighbours on std, for the policy files: a provider that pins
-//! contiguous pages of one BAR and frees its tables for real, a core of the UNMAPS generation, and
-//! accounting of everything that must be given back.
+//! The functions of `src/ffi/shim.h` and both neighbours on std, for the policy files: a provider
+//! that pins contiguous pages of one BAR and really frees its tables, a core of the UNMAPS
+//! generation, and accounting of everything that must be given back.
 
 use crate::raw;
 use helpers::sg::Table;
@@ -12,49 +12,51 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, 
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::ThreadId;
 
-/// Bytes of the provider's pages.
+/// The size of the provider's pages in bytes.
 pub const PAGE: u64 = 64 << 10;
-/// Where the BAR lies.
+/// The address of the BAR.
 pub const BAR: u64 = 0xe000_0000;
 
-/// References to the module.
+/// The number of references to the module.
 pub static MODULE_REFS: AtomicI64 = AtomicI64::new(0);
-/// Runs that are mapped for the NIC.
+/// The number of runs that are mapped for the NIC.
 pub static MAPPED: AtomicI64 = AtomicI64::new(0);
-/// What is mapped for DMA: address of the memory and length, by DMA address.
+/// The mappings for DMA: address of the memory and length, by DMA address.
 pub static MAPPINGS: Mutex<BTreeMap<u64, (u64, u64)>> = Mutex::new(BTreeMap::new());
-/// The longest block of DMA addresses that is to be had.
+/// The length of the longest block of DMA addresses that can be had.
 pub static LONGEST_BLOCK: AtomicU64 = AtomicU64::new(u64::MAX);
-/// Of the device.
+/// The segment limit of the device.
 pub static SEGMENT_LIMIT: AtomicU64 = AtomicU64::new(PAGE * 2);
 static NEXT_DMA: AtomicU64 = AtomicU64::new(1 << 40);
-/// Calls of the core's invalidate hook.
+/// The number of calls of the core's invalidate hook.
 pub static INVALIDATED: AtomicU64 = AtomicU64::new(0);
-/// So many bytes more than it acquired does a core that is out of order ask `get_pages` for.
+/// The number of bytes by which a core that is out of order asks `get_pages` for more than it
+/// acquired.
 pub static OUT_OF_ORDER: AtomicU64 = AtomicU64::new(0);
-/// Bytes of each allocation: the provider pins within one alone. They lie at multiples of it.
+/// The size of each allocation in bytes. The provider pins only within one. Allocations lie at
+/// multiples of it.
 pub static ALLOCATION: AtomicU64 = AtomicU64::new(u64::MAX);
-/// How often the provider was asked for a pin, and for its own mapping.
+/// `GETS` counts the pins that the provider was asked for, `ASKED` its own mappings.
 pub static GETS: AtomicU64 = AtomicU64::new(0);
 pub static ASKED: AtomicU64 = AtomicU64::new(0);
-/// How often the provider was told to put a pin.
+/// The number of puts that the provider was asked for.
 pub static PUTS: AtomicU64 = AtomicU64::new(0);
-/// What the provider answers for its own mapping.
+/// The provider's return value for its own mapping.
 pub static MAP_ANSWER: AtomicI32 = AtomicI32::new(0);
-/// Nanoseconds that each get of the provider takes.
+/// The nanoseconds that each get of the provider takes.
 pub static GET_NS: AtomicU64 = AtomicU64::new(0);
-/// The clock, which each look moves on by one.
+/// The clock. Each look advances it by one.
 pub static CLOCK: AtomicU64 = AtomicU64::new(1);
-/// The name and the number of the process that runs.
+/// `COMM` is the name of the running process, `PROCESS` its number.
 pub static COMM: Mutex<[u8; 16]> = Mutex::new([b't'; 16]);
 pub static PROCESS: AtomicU32 = AtomicU32::new(100);
-/// PCI number of the NIC.
+/// The PCI number of the NIC.
 pub static NIC: AtomicU64 = AtomicU64::new(0x20);
-/// The pages of a pin have gaps of a page between them.
+/// Whether the pages of a pin have gaps of a page between them.
 pub static SCATTERED: AtomicBool = AtomicBool::new(false);
-/// Nothing translates: memory has the same address for the device.
+/// Whether nothing translates, so that memory has the same address for the device.
 pub static UNTRANSLATED: AtomicBool = AtomicBool::new(false);
-/// Added to each address that the DMA API gives for more than one page.
+/// A number that is added to each address that the DMA API gives for more than one page.
 pub static DMA_SKEW: AtomicU64 = AtomicU64::new(0);
 /// `persistent_api_support`.
 pub static PERSISTENT: AtomicBool = AtomicBool::new(false);
@@ -70,7 +72,7 @@ extern "C" {
     fn nvpm_proc_stats(seq: *mut raw::seq_file);
 }
 
-/// What `write` writes into a file of /proc.
+/// Returns what `write` writes into a file of /proc.
 fn written(write: impl FnOnce(*mut raw::seq_file)) -> String {
     let mut text = Vec::<u8>::new();
     let seq: *mut Vec<u8> = &mut text;
@@ -78,20 +80,20 @@ fn written(write: impl FnOnce(*mut raw::seq_file)) -> String {
     String::from_utf8(text).expect("the files are ASCII")
 }
 
-/// The file `stats`.
+/// Returns the file `stats`.
 pub fn stats() -> String {
     // SAFETY: The module is loaded, as when proc.c calls it.
     written(|seq| unsafe { nvpm_proc_stats(seq) })
 }
 
-/// What stands behind `key` in `stats`.
+/// Returns the value of `key` in `stats`.
 pub fn stat(key: &str) -> String {
     let stats = stats();
     let value = stats.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
     value.unwrap_or_else(|| panic!("no {key} in {stats}")).to_string()
 }
 
-/// The rows of `list`, a number of shim.h.
+/// Returns the rows of `list`, which is a number of shim.h.
 pub fn rows(list: u32) -> Vec<String> {
     let mut at = 0;
     let mut rows = Vec::new();
@@ -104,7 +106,7 @@ pub fn rows(list: u32) -> Vec<String> {
     rows
 }
 
-/// The free callback, as src/ffi/callback.c has it.
+/// Runs the free callback, as src/ffi/callback.c does.
 fn free_callback(ticket: u64) {
     let data = std::ptr::without_provenance_mut(usize::try_from(ticket).unwrap());
     // SAFETY: It takes any number.
@@ -119,7 +121,7 @@ struct Pin {
     ticket: Option<u64>,
 }
 
-/// The RM API lock, and what it guards: pins by the address of their table.
+/// The RM API lock, with what it guards: pins by the address of their table.
 static RM_API: Mutex<Option<HashMap<usize, Pin>>> = Mutex::new(None);
 
 fn accounting(guard: &mut MutexGuard<'_, Option<HashMap<usize, Pin>>>) -> &'static mut HashMap<usize, Pin> {
@@ -128,7 +130,7 @@ fn accounting(guard: &mut MutexGuard<'_, Option<HashMap<usize, Pin>>>) -> &'stat
     unsafe { &mut *map }
 }
 
-/// Pins that were not given back.
+/// Returns the number of pins that were not given back.
 pub fn pins() -> usize {
     RM_API.lock().unwrap().as_ref().map_or(0, HashMap::len)
 }
@@ -180,14 +182,14 @@ fn get(va: u64, length: u64, table: *mut *mut raw::nvidia_p2p_page_table, ticket
 fn put(table: *mut raw::nvidia_p2p_page_table) -> c_int {
     let mut r = RM_API.lock().unwrap();
     PUTS.fetch_add(1, SeqCst);
-    // An unknown table is no error, as for the real one.
+    // An unknown table is no error, as with the real provider.
     if let Some(pin) = accounting(&mut r).remove(&table.addr()) {
         free_table(pin.table);
     }
     0
 }
 
-/// The memory of every revocable pin is freed: the RM API lock is held while the callbacks run.
+/// Frees the memory of every revocable pin. The RM API lock is held while the callbacks run.
 pub fn free_all_memory() {
     let mut r = RM_API.lock().unwrap();
     let mut revoked = Vec::new();
@@ -204,7 +206,7 @@ pub fn free_all_memory() {
     }
 }
 
-/// The callback of a pin that is long gone comes once more.
+/// Calls the callback of a pin that ended long ago once more.
 pub fn late_callback(ticket: u64) {
     let _r = RM_API.lock().unwrap();
     free_callback(ticket);
@@ -213,25 +215,25 @@ pub fn late_callback(ticket: u64) {
 /// The clients in the order of their registration.
 static CLIENTS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// What a client says of itself to a core.
+/// What a client tells a core about itself.
 #[derive(Debug, PartialEq)]
 pub struct Form {
-    /// Its name.
+    /// The client's name.
     pub name: String,
-    /// The last byte of its version: whether what follows is there.
+    /// The last byte of its version, which says whether the rest is there.
     pub extended: u8,
-    /// Bytes of the longer object.
+    /// The size of the longer object in bytes.
     pub ex_size: usize,
-    /// Flags of that.
+    /// The flags of the longer object.
     pub flags: u32,
-    /// Whether it is to be told that the core invalidates.
+    /// Whether it wants to be told that the core invalidates.
     pub hook: bool,
 }
 
-/// The form of each client that was registered, whatever became of it.
+/// The form of each client that was registered, even if its registration failed later.
 pub static FORMS: Mutex<Vec<Form>> = Mutex::new(Vec::new());
 
-/// One registration as the core drives it.
+/// One registration, as the core drives it.
 pub struct Umem {
     client: *const raw::peer_memory_client,
     context: *mut c_void,
@@ -242,8 +244,8 @@ pub struct Umem {
 unsafe impl Send for Umem {}
 
 impl Umem {
-    /// `acquire` of the clients in turn, then `get_pages` and `dma_map`; `Err` with the errno of
-    /// the step that failed.
+    /// Calls `acquire` of the clients in turn, then `get_pages` and `dma_map`. Returns `Err` with
+    /// the errno of the step that failed.
     pub fn register(addr: u64, size: u64, core_ticket: u64) -> Result<Self, c_int> {
         let clients = CLIENTS.lock().unwrap().clone();
         for client in clients {
@@ -278,17 +280,17 @@ impl Umem {
         Err(-14)
     }
 
-    /// Bytes of the mapping.
+    /// Returns the number of mapped bytes.
     pub fn bytes(&self) -> u64 {
         self.sg.entries.iter().map(|e| u64::from(e.1)).sum()
     }
 
-    /// DMA address and length of each entry.
+    /// Returns the DMA address and length of each entry.
     pub fn entries(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.sg.entries.iter().map(|e| (e.0, u64::from(e.1)))
     }
 
-    /// `dma_unmap`, `put_pages`, `release`.
+    /// Calls `dma_unmap`, `put_pages` and `release`.
     pub fn deregister(mut self) {
         // SAFETY: A registered client and a context of its own, once.
         unsafe {
@@ -306,13 +308,13 @@ unsafe extern "C" {
     fn cleanup_module();
 }
 
-/// insmod.
+/// Loads the module, as insmod does.
 pub fn load() -> c_int {
     // SAFETY: Called once by each test program.
     unsafe { init_module() }
 }
 
-/// rmmod: refused with `EBUSY` while there are references.
+/// Unloads the module, as rmmod does. Fails with `EBUSY` while there are references.
 pub fn unload() -> c_int {
     if MODULE_REFS.load(SeqCst) != 0 {
         return -16;
@@ -322,10 +324,10 @@ pub fn unload() -> c_int {
     0
 }
 
-/// What a core releases inside its hook.
+/// A registration that the core releases inside its hook.
 pub static RELEASED_IN_HOOK: Mutex<Option<Umem>> = Mutex::new(None);
 
-/// What happens while the core has the NIC stopped.
+/// A function that runs while the core has stopped the NIC.
 pub static IN_HOOK: Mutex<Option<fn()>> = Mutex::new(None);
 
 unsafe extern "C" fn invalidate(_handle: *mut c_void, _core_ticket: u64) -> c_int {
@@ -442,7 +444,7 @@ extern "C" fn nvpm_p2p_dma_unmap(
 }
 
 static PUT_GATE: RwLock<()> = RwLock::new(());
-/// Guards of the put gate by the thread that holds them.
+/// The guards of the put gate, by the thread that holds them.
 static SHARED: Mutex<Option<HashMap<ThreadId, Held<RwLockReadGuard<'static, ()>>>>> = Mutex::new(None);
 static EXCLUSIVE: Mutex<Option<HashMap<ThreadId, Held<RwLockWriteGuard<'static, ()>>>>> = Mutex::new(None);
 struct Held<T>(#[allow(dead_code)] T);
@@ -538,7 +540,7 @@ unsafe extern "C" fn nvpm_dma_map(_: *mut raw::device, address: u64, length: u64
         return -5;
     }
     MAPPED.fetch_add(1, SeqCst);
-    // As an IOMMU does: at a multiple of the length, rounded up to a power of two.
+    // Choose a multiple of the length, rounded up to a power of two, as an IOMMU does.
     let block = length.next_power_of_two();
     let at = NEXT_DMA.fetch_update(SeqCst, SeqCst, |next| Some(next.next_multiple_of(block) + block)).unwrap();
     let at = if UNTRANSLATED.load(SeqCst) { address } else { at.next_multiple_of(block) };
@@ -554,7 +556,7 @@ extern "C" fn nvpm_dma_unmap(_: *mut raw::device, dma: u64, length: u64) {
     assert_eq!(mapped, Some(length), "unmapped at {dma:#x} what was not mapped so");
     MAPPED.fetch_sub(1, SeqCst);
 }
-/// Somebody listens, so that what is emitted is made.
+/// Somebody listens, so that tracepoints are emitted.
 #[no_mangle]
 #[allow(non_upper_case_globals)]
 static nvpm_trace_listened: u32 = 1;

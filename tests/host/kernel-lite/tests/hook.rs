@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A core that releases a registration inside its own hook does so in the callback's task, which
-//! does not wait for itself (rule 6).
+//! Tests a core that releases a registration inside its own hook. That happens in the callback's
+//! task, which does not wait for itself (rule 6).
 
 use kernel_lite_tests::shim::{self, Umem, PAGE};
 use std::sync::atomic::Ordering::SeqCst;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Every item of kernel-lite, as the module uses it: results, failures, drops, and what two threads
-//! see.
+//! Tests every item of kernel-lite, as the module uses it: results, failures, drops, and what two
+//! threads see.
 
 use helpers::{fail_after, fail_never, live, take_log};
 use kernel::alloc::{KVVec, KVec};
@@ -13,7 +13,7 @@ use kernel::types::ForeignOwnable;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What `module!` would define.
+/// `module!` would define this.
 const __LOG_PREFIX: &[u8] = b"test\0";
 
 /// Counts the drops of its kind.
@@ -101,7 +101,7 @@ fn draining_hands_out_some_and_drops_the_rest() {
     assert_eq!((live(), drops.load(Ordering::Relaxed)), (0, 5));
 }
 
-/// A value with a lock in it, as a registration is.
+/// A value that contains a lock, as a registration does.
 #[pinned_init::pin_data]
 struct Shared<'a> {
     #[pin]
@@ -109,7 +109,7 @@ struct Shared<'a> {
     counted: Counted<'a>,
 }
 
-/// What `init` makes, in memory of its own.
+/// Makes a value by `init`, in memory of its own.
 fn arc<T, E>(init: impl pinned_init::PinInit<T, E>) -> Result<Arc<T>>
 where
     Error: From<E>,
@@ -139,7 +139,7 @@ fn an_arc_without_memory_or_whose_value_fails_leaves_nothing() {
     fail_after(0);
     assert_eq!(shared(&drops).err(), Some(ENOMEM));
     fail_never();
-    // The initialiser that was not run is dropped with what it held.
+    // The initialiser that was not run is dropped, together with what it held.
     let dropped = drops.load(Ordering::Relaxed);
     // SAFETY: It fails and has written nothing.
     let failing = unsafe { pinned_init::pin_init_from_closure::<u64, Error>(|_| Err(EBUSY)) };
@@ -181,7 +181,7 @@ fn threads_share_an_arc_and_its_lock() {
     assert_eq!(*arc.lock(), 3 * ROUNDS);
 }
 
-/// The last holder may be either thread; whichever it is sees all that the other wrote.
+/// The last holder may be either thread. It sees all that the other wrote.
 #[test]
 fn either_thread_may_drop_the_last_arc() {
     for _ in 0..if cfg!(miri) { 4 } else { 500 } {
@@ -227,7 +227,8 @@ fn atomics_return_what_was_there() {
     assert!(FLAG.load(Acquire));
 }
 
-/// What one thread writes before a release is there for a thread that saw it with an acquire.
+/// What one thread writes before a release is visible to a thread that saw the release with an
+/// acquire.
 #[test]
 fn release_and_acquire_order_what_lies_between() {
     let data = Atomic::<u64>::new(0);
@@ -254,7 +255,7 @@ fn errors_are_errnos() {
     assert_eq!(format!("{EFAULT:?}"), "Error(14)");
 }
 
-/// One test for all lines: there is one log.
+/// One test covers all lines, because there is only one log.
 #[test]
 fn lines_of_the_log() {
     take_log();
@@ -270,7 +271,8 @@ fn lines_of_the_log() {
     assert_eq!(log.len(), 4);
 }
 
-/// A guard is for the thread that locked, and nothing of a thread is sent by an `Arc`.
+/// A guard stays in the thread that locked, and an `Arc` does not let other threads have what
+/// belongs to one.
 #[test]
 fn what_may_cross_threads() {
     trait Ambiguous<A> {
@@ -279,7 +281,7 @@ fn what_may_cross_threads() {
     impl<T: ?Sized> Ambiguous<()> for T {}
     struct IsSend;
     impl<T: ?Sized + Send> Ambiguous<IsSend> for T {}
-    // Each of these would be ambiguous, and not compile, if the type were `Send`.
+    // If the type were `Send`, each of these lines would be ambiguous and not compile.
     <kernel::sync::MutexGuard<'_, u64> as Ambiguous<_>>::some();
     <Arc<Rc<u64>> as Ambiguous<_>>::some();
     <KVec<Rc<u64>> as Ambiguous<_>>::some();

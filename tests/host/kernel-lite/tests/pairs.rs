@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How often the driver is asked whether a GPU and a NIC reach each other, and what of its answers
-//! is kept. What is known of a pair stays until the module is unloaded: a program of its own.
+//! Tests how often the driver is asked whether a GPU and a NIC reach each other, and which of its
+//! answers are kept. What is known about a pair stays until the module is unloaded, so this is a
+//! program of its own.
 #![cfg(not(miri))]
 
 use kernel_lite_tests::shim::{self, stat, stats, Umem, PAGE};
@@ -9,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 const KEPT: usize = 1024;
 
-/// Registers for `nic` while the driver gives `answer`, and says how that ended and how often the
+/// Registers for `nic` while the driver gives `answer`. Returns how that ended, and how often the
 /// driver was asked.
 fn register(nic: u64, answer: i32) -> (Result<(), i32>, u64) {
     shim::NIC.store(nic, SeqCst);
@@ -23,14 +24,14 @@ fn register(nic: u64, answer: i32) -> (Result<(), i32>, u64) {
 fn the_driver_is_asked_once_for_each_of_1024_pairs() {
     shim::PERSISTENT.store(true, SeqCst);
     assert_eq!(shim::load(), 0);
-    // What it fails with for lack of memory says nothing of the pair.
+    // A failure for lack of memory says nothing about the pair.
     assert_eq!(register(0x100, -12), (Ok(()), 1));
     assert!(!stats().contains("pair."), "{}", stats());
     for (nic, answer, result, reach) in
         [(0x100, 0, Ok(()), "supported"), (0x108, -5, Ok(()), "supported"), (0x110, -524, Err(-95), "unsupported")]
     {
         assert_eq!(register(nic, answer), (result, 1), "{nic:#x}");
-        // Whatever it would say now.
+        // The answer is kept, whatever the driver would say now.
         for later in [0, -5, -12, -524] {
             assert_eq!(register(nic, later), (result, 0), "{nic:#x}");
         }
@@ -43,7 +44,7 @@ fn the_driver_is_asked_once_for_each_of_1024_pairs() {
         let (_, asked) = register(0x1_0000 + nic, 0);
         assert_eq!((asked, pairs()), (1, (kept + 1).min(KEPT)));
     }
-    // One for which there was no room is asked for each time.
+    // The module asks each time about a pair for which there was no room.
     for _ in 0..3 {
         assert_eq!(register(0x1_0000 + KEPT as u64 - 1, 0), (Ok(()), 1));
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! With persistent pins alone the module can be unloaded in any build.
+//! Tests that with persistent pins alone the module can be unloaded in any build.
 
 use kernel_lite_tests::shim::{self, Umem, PAGE};
 use std::sync::atomic::Ordering::SeqCst;

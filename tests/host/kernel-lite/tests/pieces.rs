@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An IOMMU without a block of addresses that is long enough: the pin is mapped in pieces of 1 GiB,
-//! the table leads to the right bytes all the same, and what was mapped is unmapped, exactly.
+//! Tests an IOMMU without a block of addresses that is long enough. The pin is mapped in pieces of
+//! 1 GiB, the table leads to the right bytes all the same, and exactly what was mapped is unmapped.
 //!
-//! Its tables have 50 000 pages, which would take Miri minutes and show it nothing new.
+//! The tables have 50 000 pages, which would take Miri minutes and show it nothing new.
 #![cfg(not(miri))]
 
 use kernel_lite_tests::shim::{self, Umem, BAR, PAGE};
@@ -12,7 +12,8 @@ use std::sync::atomic::Ordering::SeqCst;
 const GIB: u64 = 1 << 30;
 const VA: u64 = 0x7f00_0000_0000;
 
-/// The memory behind each byte that the table covers, one address per run that goes on.
+/// Returns the memory behind each byte that the table covers, as one address and length per
+/// contiguous run.
 fn covered(umem: &Umem) -> Vec<(u64, u64)> {
     let mappings = shim::MAPPINGS.lock().unwrap();
     let mut runs: Vec<(u64, u64)> = Vec::new();
@@ -47,9 +48,9 @@ fn pieces_where_no_block_is_long_enough() {
         match (Umem::register(VA + skip, size, 1), mappings) {
             (Ok(umem), Some(mappings)) => {
                 assert_eq!(shim::MAPPED.load(SeqCst), mappings, "{what}");
-                // The fake's tables begin with the granule that the range begins in.
+                // The stand-in's tables begin with the granule in which the range begins.
                 assert_eq!(covered(&umem), [(BAR + skip % PAGE, size)], "{what}");
-                // Memory and NIC agree as far as both can: in pages of 64 KiB.
+                // Memory and NIC are aligned alike as far as both can be: in pages of 64 KiB.
                 let mut va = VA + skip;
                 for (dma, length) in umem.entries() {
                     assert_eq!((dma ^ va) % PAGE, 0, "{what}");

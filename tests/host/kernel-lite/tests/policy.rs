@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The module's policy, as shipped, over kernel-lite: registration, revocation in the middle of
-//! deregistration, unload.
+//! Tests the module's policy, as shipped, over kernel-lite: registration, revocation in the middle
+//! of deregistration, unload.
 
 use helpers::take_log;
 use kernel_lite_tests::shim::{self, Umem, PAGE};
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 const ROUNDS: u64 = if cfg!(miri) { 6 } else { 300 };
 
-/// One test: the module is one.
+/// There is only one test, because the module exists only once.
 #[test]
 fn the_life_of_the_module() {
     assert_eq!(shim::load(), 0);
@@ -18,21 +18,21 @@ fn the_life_of_the_module() {
     assert_eq!(log.len(), said.len(), "{log:?}");
     assert!(log.iter().zip(said).all(|(line, said)| line.contains(said)), "{log:?}");
 
-    // 3 provider pages, unaligned at both ends: 2 more than the whole ones, cut at the device's
-    // limit of 2 pages.
+    // The range has 3 provider pages and is unaligned at both ends. That makes 2 entries more than
+    // whole pages need, with cuts at the device's limit of 2 pages.
     let umem = Umem::register(0x7f00_0000_1000, 2 * PAGE, 7).unwrap();
     assert_eq!(umem.bytes(), 2 * PAGE);
     assert_eq!((shim::pins(), shim::MAPPED.load(SeqCst), shim::unload()), (1, 1, -16));
     umem.deregister();
     assert_eq!((shim::pins(), shim::MAPPED.load(SeqCst)), (0, 0));
 
-    // Freed, then deregistered: the core was told once.
+    // The memory is freed, then deregistered. The core was told once.
     let umem = Umem::register(0x7f00_0000_0000, PAGE, 8).unwrap();
     shim::free_all_memory();
     assert_eq!((shim::INVALIDATED.load(SeqCst), shim::MAPPED.load(SeqCst)), (1, 0));
     umem.deregister();
 
-    // Freed while it is deregistered: in whatever order, once each.
+    // The memory is freed while it is deregistered. Whatever the order, each happens once.
     for round in 0..ROUNDS {
         let umem = Umem::register(0x7f00_0000_0000, 4 * PAGE, round).unwrap();
         let second = Umem::register(0x7f00_0000_0000, PAGE, round).unwrap();
@@ -43,7 +43,7 @@ fn the_life_of_the_module() {
         });
         assert_eq!((shim::pins(), shim::MAPPED.load(SeqCst), shim::MODULE_REFS.load(SeqCst)), (0, 0, 0));
     }
-    // Freed while it is registered: it comes to be, or fails with EFAULT.
+    // The memory is freed while it is registered. The registration succeeds, or fails with EFAULT.
     for round in 0..ROUNDS {
         std::thread::scope(|scope| {
             scope.spawn(shim::free_all_memory);
@@ -54,7 +54,7 @@ fn the_life_of_the_module() {
         });
         assert_eq!((shim::pins(), shim::MAPPED.load(SeqCst), shim::MODULE_REFS.load(SeqCst)), (0, 0, 0));
     }
-    // A ticket long gone, and one that never was.
+    // These are a ticket that ended long ago, and one that never existed.
     shim::late_callback(1 << 32);
     shim::late_callback(u64::MAX);
     assert_eq!(shim::unload(), 0);

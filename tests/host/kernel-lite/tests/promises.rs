@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Numbers and forms that docs/ promises, each at its edge: how many refusals are remembered, where
-//! the buckets of a histogram begin, what an age counts from.
+//! Tests numbers and forms that docs/ promises, each at its edge: how many refusals are remembered,
+//! where the buckets of a histogram begin, from when an age counts.
 #![cfg(not(miri))]
 
 use kernel_lite_tests::raw::{NVPM_PROC_CALLBACKS, NVPM_PROC_FAILURES, NVPM_PROC_REGISTRATIONS};
@@ -12,10 +12,10 @@ use std::sync::{Mutex, MutexGuard};
 const VA: u64 = 0x7f00_0000_0000;
 const MS: u64 = 1_000_000;
 
-/// The module, loaded: it exists once, so tests take turns.
+/// The loaded module. It exists once, so tests take turns.
 struct Loaded(#[allow(dead_code)] MutexGuard<'static, ()>);
 
-/// The parameters, in the order of docs/install.md.
+/// Loads the module with these parameters, in the order of docs/install.md.
 fn load_with(persistent: bool, fallback: bool, plain: bool) -> Loaded {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(|failed| failed.into_inner());
@@ -51,14 +51,14 @@ fn register(pages: u64) -> Umem {
     Umem::register(VA, pages * PAGE, 1).expect("GPU memory")
 }
 
-/// A registration that is refused, for a reason that needs nobody else.
+/// Makes a registration that is refused, for a reason that involves nobody else.
 fn refuse() {
     shim::OUT_OF_ORDER.store(PAGE, SeqCst);
     assert_eq!(Umem::register(VA, PAGE, 1).err(), Some(-22));
     shim::OUT_OF_ORDER.store(0, SeqCst);
 }
 
-/// The value of a row's field.
+/// Returns the value of a row's field.
 fn field<'a>(row: &'a str, key: &str) -> &'a str {
     let value = row.split(' ').find_map(|field| field.strip_prefix(key)?.strip_prefix('='));
     value.unwrap_or_else(|| panic!("no {key} in {row:?}"))
@@ -160,7 +160,7 @@ fn a_registration_that_was_revoked_has_nothing_pinned() {
     umem.deregister();
 }
 
-/// Bucket 0 counts calls below 2 µs, i those from 2^i to 2^(i+1) µs, and 23 the rest.
+/// Bucket 0 counts calls below 2 µs, bucket i those from 2^i to 2^(i+1) µs, and bucket 23 the rest.
 #[test]
 fn each_call_counts_in_the_bucket_of_its_time() {
     let _loaded = load(true);
@@ -176,7 +176,7 @@ fn each_call_counts_in_the_bucket_of_its_time() {
     }
     for (ns, bucket) in times {
         shim::CLOCK.store(1, SeqCst);
-        // The look at the clock before the call is a tick of it.
+        // The look at the clock before the call advances it by one.
         shim::GET_NS.store(ns - 1, SeqCst);
         let before = histogram();
         let (calls, total) = (number("provider.get.calls"), number("provider.get.total_ns"));
@@ -192,7 +192,7 @@ fn each_call_counts_in_the_bucket_of_its_time() {
     }
 }
 
-/// A registration asks the driver 65 536 times at most: it is refused then, and nothing stays.
+/// A registration asks the driver at most 65 536 times. Then it is refused, and nothing stays.
 #[test]
 fn a_registration_of_more_than_65536_pieces_is_refused() {
     let _loaded = load(true);
@@ -201,14 +201,14 @@ fn a_registration_of_more_than_65536_pieces_is_refused() {
     assert_eq!(shim::pins(), 0);
     let before = shim::GETS.load(SeqCst);
     assert_eq!(Umem::register(VA, 70_000 * PAGE, 1).err(), Some(-75));
-    // The one more is the granule by which it was known whose memory this is.
+    // The additional call pinned the granule that showed whose memory this is.
     assert_eq!(shim::GETS.load(SeqCst) - before, 65_536 + 1);
     let row = rows(NVPM_PROC_FAILURES).pop().expect("a row");
     assert_eq!((field(&row, "reason"), shim::pins()), ("too_many_entries", 0));
 }
 
-/// The machine waits while a registration ends orphans: eight at most. A deregistration, for which
-/// its own process waits alone, ends up to 64.
+/// The whole machine waits while a registration ends orphans, so it ends eight at most. Only its
+/// own process waits for a deregistration, which ends up to 64.
 #[test]
 fn a_registration_ends_eight_orphans_and_a_deregistration_64() {
     let _loaded = load(false);
@@ -238,7 +238,7 @@ fn an_address_that_the_nic_cannot_use_is_refused() {
     assert_eq!(field(&row, "reason"), "dma_mapping");
 }
 
-/// Without translation all of a pin is one mapping. Where that comes to lie elsewhere, the device has
+/// Without translation, all of a pin is one mapping. If that gets another address, the device has
 /// an IOMMU after all, and each run is mapped by itself.
 #[test]
 fn a_whole_that_lies_elsewhere_is_not_taken_for_the_memorys_own_address() {

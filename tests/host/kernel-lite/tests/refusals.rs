@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What no core that is known does: it asks for another range than it acquired. The registration
-//! ends with EINVAL and the reason `core_order`, and nothing stays behind.
+//! Tests what no known core does: it asks for another range than it acquired. The registration ends
+//! with EINVAL and the reason `core_order`, and nothing stays behind.
 
 use helpers::take_log;
 use kernel_lite_tests::shim::{self, Umem, PAGE};

@@ -17,7 +17,7 @@ fn fail(text: &str) -> ! {
     std::process::exit(2)
 }
 
-/// The module under test, by the name of its crate.
+/// Defines main() for the module under test, given the name of its crate.
 #[macro_export]
 macro_rules! main {
     ($module:ident) => {

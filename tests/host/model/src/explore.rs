@@ -25,18 +25,18 @@ fn join(a: &mut Clock, b: &Clock) {
     }
 }
 
-/// What is known of one object in the execution under way.
+/// The state of one object in the execution under way.
 #[derive(Default)]
 struct Object {
-    /// Last step that wrote it, and those that read it since.
+    /// The last step that wrote it, and the steps that read it since.
     write: Option<usize>,
     reads: Vec<usize>,
-    /// Joined clocks of the writes, of the reads since.
+    /// The joined clocks of the writes, and of the reads since.
     write_clock: Clock,
     read_clock: Clock,
 }
 
-/// Happens-before, of the execution under way.
+/// The happens-before order of the execution under way.
 #[derive(Default)]
 struct Order {
     clocks: Vec<Clock>,
@@ -45,7 +45,7 @@ struct Order {
     steps: Vec<Clock>,
 }
 
-/// Whether the step with this number, by `task`, comes before whatever has `clock`.
+/// Returns whether the step with this number, by `task`, comes before whatever has `clock`.
 fn before(step: usize, task: usize, clock: &Clock) -> bool {
     clock.get(task).copied().unwrap_or(0) > step
 }
@@ -54,7 +54,7 @@ thread_local! {
     static ORDER: RefCell<Order> = RefCell::new(Order::default());
 }
 
-/// Who takes the lock next comes after what its last holder did.
+/// Orders the next holder of the lock after what its last holder did.
 pub(crate) fn unlocked(task: usize, id: u64, exclusive: bool) {
     ORDER.with(|order| {
         let order = &mut *order.borrow_mut();
@@ -73,25 +73,26 @@ struct Node {
     sleep: Vec<(usize, Op)>,
 }
 
-/// What the exploration found.
+/// The result of an exploration.
 #[derive(Default, Clone, Debug)]
 pub struct Outcome {
-    /// Executions that ran to their end.
+    /// The number of executions that ran to their end.
     pub complete: usize,
-    /// Executions cut short because all that could follow was run before.
+    /// The number of executions cut short because all that could follow was run before.
     pub pruned: usize,
-    /// Executions that ended in a hang which a known bug of the core makes unavoidable.
+    /// The number of executions that ended in a hang which a known bug of the core makes
+    /// unavoidable.
     pub hangs: usize,
     pub longest: usize,
-    /// In how many executions each thing of [`crate::rt::cover`] was done.
+    /// The number of executions in which each thing of [`crate::rt::cover`] was done.
     pub covered: BTreeMap<&'static str, usize>,
-    /// What went wrong, with the steps that led there.
+    /// The violation, with the steps that led there.
     pub violation: Option<String>,
-    /// Everything was explored, not just as much as was asked for.
+    /// Whether everything was explored, not just as much as was asked for.
     pub exhausted: bool,
 }
 
-/// The steps of the execution that just ended, as text.
+/// Returns the steps of the execution that just ended, as text.
 fn story() -> String {
     let r = rt();
     let mut text = String::new();
@@ -131,7 +132,7 @@ fn judge(outcome: &mut Outcome) {
     }
 }
 
-/// See the module's text.
+/// The exhaustive scheduler, which the head of this file describes.
 pub struct Exhaustive {
     nodes: Vec<Node>,
     depth: usize,
@@ -139,7 +140,7 @@ pub struct Exhaustive {
     pruned: bool,
     limit: usize,
     outcome: Rc<RefCell<Outcome>>,
-    /// Run every order, without reduction: only to check the reduction.
+    /// Whether to run every order, without reduction. This serves only to check the reduction.
     plain: bool,
 }
 
@@ -148,14 +149,14 @@ impl Exhaustive {
         Self { nodes: Vec::new(), depth: 0, running: false, pruned: false, limit, outcome, plain }
     }
 
-    /// Ends the execution under way; `true` if there is another to be run.
+    /// Ends the execution under way. Returns `true` if there is another to be run.
     fn settle(&mut self) -> bool {
         let r = rt();
         let outcome = self.outcome.clone();
         let mut outcome = outcome.borrow_mut();
         if self.running {
             self.running = false;
-            // Tasks that are stuck would have raced, too.
+            // Tasks that are stuck could race, too.
             for task in 0..r.tasks.len() {
                 if !r.tasks[task].finished && r.tasks[task].started {
                     let op = r.tasks[task].pending;
@@ -173,7 +174,8 @@ impl Exhaustive {
             return false;
         }
         if r.read_grew {
-            // An atomic turned out to decide something: what was explored before did not know.
+            // An atomic turned out to decide something, which was not known in what was explored
+            // before.
             r.read_grew = false;
             self.nodes.clear();
             let longest = outcome.longest;
@@ -183,7 +185,7 @@ impl Exhaustive {
         if outcome.complete + outcome.pruned == 0 {
             return true;
         }
-        // Back to the last choice that is not exhausted.
+        // Go back to the last choice that is not exhausted.
         while let Some(node) = self.nodes.last_mut() {
             node.done |= 1 << node.chosen;
             let asleep: u64 = node.sleep.iter().map(|s| 1u64 << s.0).sum();
@@ -198,9 +200,9 @@ impl Exhaustive {
         false
     }
 
-    /// A step that conflicts with `op` of `task` and is not ordered before it could have come after
-    /// it: sees to it that one of the first steps of such an order is tried (source sets of Abdulla
-    /// and others, 2014).
+    /// Finds earlier steps that conflict with `op` of `task` and are not ordered before it, so that
+    /// `op` could come first. Makes sure that one of the first steps of such an order is tried
+    /// (source sets of Abdulla and others, 2014).
     fn races(&mut self, task: usize, op: &Op) {
         if op.object == 0 || self.plain {
             return;
@@ -224,8 +226,8 @@ impl Exhaustive {
                 join(&mut clock, &object.read_clock);
             }
             for race in racing {
-                // The steps since that do not depend on the racing one, then ours: who can begin
-                // them?
+                // Find who can begin the steps since then that do not depend on the racing one,
+                // followed by ours.
                 let by = nodes[race].chosen;
                 let kept: Vec<usize> = (race + 1..depth).filter(|&k| !before(race, by, &order.steps[k])).collect();
                 let mut first = 0u64;
@@ -253,7 +255,7 @@ impl Exhaustive {
         });
     }
 
-    /// Books the step that is about to run.
+    /// Records the step that is about to run.
     fn execute(&mut self, task: usize, op: &Op) {
         self.races(task, op);
         let step = self.depth;
@@ -284,7 +286,7 @@ impl Exhaustive {
     }
 }
 
-/// Tasks that can take their step now.
+/// Returns the tasks that can take their step now.
 fn enabled(runnable: &[&Task]) -> Vec<(usize, Op)> {
     let r = rt();
     runnable
@@ -324,7 +326,7 @@ impl Scheduler for Exhaustive {
             r.deadlock = true;
             return None;
         }
-        // A step that is about nothing shared can as well be run at once.
+        // A step that concerns nothing shared may run at once.
         if let Some(&(task, _)) = enabled.iter().find(|e| e.1.object == 0) {
             book(task);
             return Some(task.into());
@@ -358,8 +360,8 @@ impl Scheduler for Exhaustive {
 }
 
 impl Exhaustive {
-    /// Who need not be run at the new choice, because its step was run before the last one, and
-    /// swapping the two changes nothing.
+    /// Returns the tasks that need not run at the new choice, because their step was run before the
+    /// last one, and swapping the two changes nothing.
     fn sleepers(&self) -> Vec<(usize, Op)> {
         let Some(last) = self.nodes.last().filter(|_| !self.plain) else {
             return Vec::new();

@@ -17,7 +17,7 @@ use crate::world::{free_callback, w, Fault, NIC, RM_API};
 use std::ffi::c_void;
 
 pub const PAGE: u64 = 64 << 10;
-/// Where the GPU's BAR lies.
+/// The address of the GPU's BAR.
 pub const BAR: u64 = 1 << 32;
 pub const BAR_LEN: u64 = 1 << 28;
 
@@ -42,13 +42,13 @@ pub struct Alloc {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum How {
     Live,
-    /// The provider took it back, the callback returned.
+    /// The provider took the memory back, and the callback returned.
     Freed,
     Put,
-    /// Put returned 0 without doing anything, as an MPS server's teardown makes it
-    /// (docs/facts.md#processes); the callback is still armed.
+    /// A put returned 0 without doing anything, as an MPS server's teardown causes
+    /// (docs/facts.md#processes). The callback is still armed.
     Forgotten,
-    /// A persistent put failed: the pin stays, and nothing can end it any more
+    /// A persistent put failed. The pin stays, and nothing can end it any more
     /// (docs/facts.md#persistent).
     Lost,
 }
@@ -64,23 +64,24 @@ pub struct PinRec {
     pub how: How,
     callback: Option<Callback>,
     data: usize,
-    /// The registration of the core that it serves, once that is known.
+    /// The registration of the core that the pin serves, once that is known.
     pub umem: Option<usize>,
 }
 
 impl PinRec {
-    /// Behind its last byte.
+    /// Returns the address behind its last byte.
     pub fn end(&self) -> u64 {
         self.va + self.len
     }
 }
 
-/// One page of memory per table: its head, its array of pages, its pages.
+/// The number of page tables. Each has one page of memory for its head, its array of pages, and its
+/// pages.
 const SLOTS: usize = 48;
 
 struct Arena {
     base: *mut u8,
-    /// Of this machine: 4 KiB or more.
+    /// The page size of this machine: 4 KiB or more.
     page_bytes: usize,
     closed: [bool; SLOTS],
 }
@@ -154,23 +155,23 @@ fn slot_page(slot: usize, closed: bool) -> *mut u8 {
 pub struct Gpu {
     pub allocs: Vec<Alloc>,
     pub pins: Vec<PinRec>,
-    /// Free slots; the last one is given out next, as kmalloc does.
+    /// The free slots. The last one is given out next, as kmalloc does.
     slots: Vec<usize>,
     pub mappings: Vec<Box<raw::nvidia_p2p_dma_mapping>>,
     pub gets: usize,
     pub puts: usize,
-    /// Of the gets and puts of ours, those while all registrations of the machine wait.
+    /// The number of our gets and puts that happen while all registrations of the machine wait.
     pub gets_under_the_peer_mutex: usize,
     pub puts_under_the_peer_mutex: usize,
-    /// Bytes of the longest range that we asked for.
+    /// The length in bytes of the longest range that we asked for.
     pub longest_asked: u64,
-    /// Pages of the tables that it was asked to map.
+    /// The number of pages in the tables that the provider was asked to map.
     pub mapped_pages: u32,
     pub second_user_losses: usize,
-    /// How often persistent pins hold the GPU open. Each get adds one, and each put takes one away,
-    /// whatever it answers.
+    /// The number of times that persistent pins hold the GPU open. Each get adds one, and each put
+    /// takes one away, whatever it returns.
     references: i64,
-    /// Makes the tables that we get wrong.
+    /// A function that makes wrong tables of those that we get.
     pub spoil: Option<fn(&mut raw::nvidia_p2p_page_table)>,
 }
 
@@ -185,7 +186,7 @@ impl Gpu {
         })
     }
 
-    /// Where the byte at `va` of a pin lies; `None` if the pin does not cover it.
+    /// Returns where the byte at `va` of a pin lies, or `None` if the pin does not cover it.
     pub fn phys(&self, pin: usize, va: u64) -> Option<u64> {
         let p = self.pins.get(pin)?;
         let into = va.checked_sub(p.va).filter(|into| *into < p.len)?;
@@ -198,7 +199,7 @@ impl Gpu {
     }
 }
 
-/// A page table's bytes, all of them plausible unless a fault says otherwise.
+/// Fills a page table with plausible bytes, unless a fault says otherwise.
 fn fill(slot: usize, phys: u64, len: u64, scattered: bool) -> *mut raw::nvidia_p2p_page_table {
     let page = slot_page(slot, false);
     let entries = (len / PAGE) as usize;
@@ -232,7 +233,7 @@ fn enter(what: &str) {
     }
 }
 
-/// The pin is gone: a NIC that can still do DMA through it corrupts memory.
+/// Ends a pin. If a NIC can still do DMA through it, memory is corrupted.
 fn end_pin(pin: usize, how: How) {
     rt::touch(
         NIC + pin as u64,
@@ -250,7 +251,7 @@ fn end_pin(pin: usize, how: How) {
     crate::rdma::check_dma(pin, "its pin is gone");
 }
 
-/// A user of the API, ours or another.
+/// Gets a pin for a user of the API, ours or another.
 pub(crate) fn get(
     persistent: bool,
     ours: bool,
@@ -262,7 +263,8 @@ pub(crate) fn get(
 ) -> i32 {
     if ours {
         enter("get");
-        // In `dma_map` it is a question, which the registrations are not counted by.
+        // In `dma_map` it is a question about the pair, which does not count as a get of a
+        // registration.
         w().gpu.gets += usize::from(!w().mapping[rt().current]);
         w().gpu.longest_asked = w().gpu.longest_asked.max(len);
         if rt().me().held.iter().any(|held| held.0 == Rank::PeerMutex) {
@@ -272,7 +274,7 @@ pub(crate) fn get(
     if va % PAGE != 0 || len % PAGE != 0 || len == 0 {
         return EINVAL;
     }
-    // It allocates before it looks whose memory it is (docs/facts.md#get).
+    // The provider allocates before it looks whose memory it is (docs/facts.md#get).
     if ours && w().fault(Fault::GetNoMemory) {
         return ENOMEM;
     }
@@ -280,7 +282,8 @@ pub(crate) fn get(
         fail("gives the provider no ticket".into());
     }
     let process = rt().me().process;
-    // Under the umem mapping lock for persistent pins only: no callback waits for theirs (rule 5).
+    // Only persistent pins are got under the umem mapping lock, because no callback waits for
+    // theirs (rule 5).
     let tolerate = persistent.then_some(Rank::Mapping);
     rt::lock_as(Rank::RmApi, RM_API, "RM API lock to find the range", tolerate);
     let found = w().gpu.find(process, va, len);
@@ -302,7 +305,8 @@ pub(crate) fn get(
     let world = w();
     let alloc = found.expect("no error");
     if !world.gpu.allocs[alloc].alive {
-        // Freed between the two: an error, and nothing is left (docs/facts.md#get).
+        // The memory was freed between the two holds. That is an error, and nothing is left
+        // (docs/facts.md#get).
         rt::unlock(RM_API);
         return EINVAL;
     }
@@ -338,7 +342,7 @@ pub(crate) fn get(
     0
 }
 
-/// Put of a revocable pin, by process and address of the table only.
+/// Puts a revocable pin, which it finds only by process and address of the table.
 pub(crate) fn put(ours: bool, table: *mut raw::nvidia_p2p_page_table) -> i32 {
     let process = rt().me().process;
     let slot_of = |p: &PinRec| slot_page(p.slot, is_closed(p.slot)).cast() == table;
@@ -366,8 +370,8 @@ pub(crate) fn put(ours: bool, table: *mut raw::nvidia_p2p_page_table) -> i32 {
             if w().gpu.pins[pin].ours {
                 fail("its put of a stale table released a newer pin of its own".into());
             }
-            // Another module got the address while the put waited for the RM API lock: nobody can
-            // help (docs/safety.md#reused-table).
+            // Another module got the address while the put waited for the RM API lock. Nobody can
+            // prevent that (docs/safety.md#reused-table).
             w().gpu.second_user_losses += 1;
         }
         if ours && w().fault(Fault::PutNoMemory) {
@@ -403,7 +407,7 @@ pub(crate) fn put_persistent(table: *mut raw::nvidia_p2p_page_table) -> i32 {
     if w().gpu.pins[pin].how == How::Lost {
         fail("puts a persistent pin again whose put has failed".into());
     }
-    // Whatever the rest answers.
+    // This happens whatever the rest returns.
     w().gpu.references -= 1;
     if w().gpu.references < 0 {
         fail("drops a reference of the GPU that another pin has".into());
@@ -423,13 +427,14 @@ pub(crate) fn put_persistent(table: *mut raw::nvidia_p2p_page_table) -> i32 {
     ret
 }
 
-/// The provider's own mapping: what it says of the two devices, and addresses nobody should need.
+/// Maps as the provider does: says what it thinks of the two devices, and gives addresses that
+/// nobody should need.
 pub(crate) fn dma_map(table: *mut raw::nvidia_p2p_page_table, mapping: *mut *mut raw::nvidia_p2p_dma_mapping) -> i32 {
     enter("dma_map");
     // It looks at the table before it takes the RM API lock.
     // SAFETY: As valid as the caller made it: that is what is tested.
     let entries = unsafe { table.read_volatile() }.entries;
-    // As in a persistent get.
+    // The locks are taken as in a persistent get.
     rt::lock_as(Rank::RmApi, RM_API, "RM API lock to map", Some(Rank::Mapping));
     // SAFETY: As above.
     if unsafe { table.read_volatile() }.entries != entries {
@@ -443,7 +448,7 @@ pub(crate) fn dma_map(table: *mut raw::nvidia_p2p_page_table, mapping: *mut *mut
     0
 }
 
-/// A process frees memory: the RM API lock and the GPU locks are held over all callbacks
+/// Frees memory of a process. The RM API lock and the GPU locks are held over all callbacks
 /// (docs/facts.md#rm-locks).
 pub fn free(alloc: usize) {
     rt::lock(Rank::RmApi, RM_API, "RM API lock to free memory");

@@ -20,9 +20,9 @@ use kernel::ffi::c_void;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Generation {
-    /// With the inverted test in stop_invalidation_notifier (OFED 5.5 to 25.01).
+    /// A core with the inverted test in stop_invalidation_notifier (OFED 5.5 to 25.01).
     V2410,
-    /// As in OFED 25.04 and later.
+    /// A core like that of OFED 25.04 and later.
     V2510,
 }
 
@@ -51,7 +51,7 @@ pub struct Client {
     registered: bool,
     users: usize,
     idle: usize,
-    /// Ticket and umem.
+    /// The tickets, each with its umem.
     tickets: Vec<(u64, usize)>,
     next_ticket: u64,
 }
@@ -59,25 +59,25 @@ pub struct Client {
 pub struct Umem {
     client: usize,
     context: *mut c_void,
-    /// In the order of their addresses.
+    /// The pins in the order of their addresses.
     pub pins: Vec<usize>,
     pub process: usize,
     ticket: Option<u64>,
-    /// The umem mapping lock.
+    /// The number of the umem mapping lock.
     lock: u64,
     state: State,
     func: bool,
     sgt: Box<SgTable>,
     nmap: Box<i32>,
-    /// Live in the NIC, not fenced.
+    /// Whether the NIC has a live mkey that is not fenced.
     mkey: bool,
     pub registered: bool,
     released: bool,
-    /// Its pointer to the client is NULL.
+    /// Whether its pointer to the client is NULL.
     forgotten: bool,
     va: u64,
     len: u64,
-    /// The state lock was last taken in release with this number, per lock.
+    /// The number of the last acquisition of each state lock in release.
     release_took: Vec<(u64, u64)>,
 }
 
@@ -86,7 +86,7 @@ pub struct Core {
     pub clients: Vec<Client>,
     pub umems: Vec<Umem>,
     pub invalidations: usize,
-    /// MRs can be invalidated, queues and the like cannot.
+    /// Whether the registration can be invalidated. MRs can, queues and the like cannot.
     pub invalidation_supported: bool,
 }
 
@@ -139,11 +139,11 @@ pub(crate) fn unregister_client(which: *mut c_void) {
     if !w().core.clients[number].registered {
         fail("unregisters a client twice".into());
     }
-    // Out of the list: no acquire from now on.
+    // The client leaves the list, so no acquire comes from now on.
     w().core.clients[number].registered = false;
     rt::unlock(PEER_MUTEX);
     rt::wait_flag(w().core.clients[number].idle, "wait until the client has no users");
-    // The client is freed: its handle is a dangling pointer.
+    // The client is freed, so its handle is a dangling pointer.
     rt::touch(CLIENT + number as u64, true, "free the client");
     w().core.clients[number].tickets.clear();
     w().core.clients[number].object = std::ptr::null();
@@ -226,7 +226,7 @@ fn put_pages(umem: usize) {
     call!(umem, put_pages(table));
 }
 
-/// release, and what must be true behind it; the client's count goes last.
+/// Calls release, and checks what must be true after it. The client's count goes last.
 fn put_client(umem: usize) {
     let from = rt().me().took.len();
     call!(umem, release());
@@ -246,14 +246,14 @@ fn drop_user(client: usize) {
     rt().flags[idle] = users == 0;
 }
 
-/// Can the NIC still reach what just went?
+/// Checks that the NIC can no longer reach what has just been freed.
 pub fn check_dma(pin: usize, why: &str) {
     if w().core.umems.iter().any(|u| u.pins.contains(&pin) && u.mkey) {
         fail(format!("the NIC can still access pin {pin}, and {why}"));
     }
 }
 
-/// Somebody walks the sg list, which must be there.
+/// Walks the sg list, which must exist.
 fn read_table(umem: usize) {
     let number = w().core.umems[umem].sgt.number;
     rt::touch(SG + number as u64, false, "the sg list is read");
@@ -262,7 +262,8 @@ fn read_table(umem: usize) {
     }
 }
 
-/// The NIC driver makes an mkey from the sg list. From here on the NIC may access the memory.
+/// Makes an mkey from the sg list, as the NIC driver does. From here on, the NIC may access the
+/// memory.
 fn make_mkey(umem: usize) -> bool {
     read_table(umem);
     for &pin in &w().core.umems[umem].pins {
@@ -310,7 +311,7 @@ fn fence(umem: usize) {
     w().core.umems[umem].mkey = false;
 }
 
-/// ibv_reg_mr() on memory of a GPU: the number of the umem, or an errno.
+/// Calls ibv_reg_mr() on memory of a GPU. Returns the number of the umem, or an errno.
 pub fn register(va: u64, len: u64) -> Result<usize, i32> {
     let found = acquire(va, len)?;
     let result = register_umem(found);
@@ -323,7 +324,7 @@ pub fn register(va: u64, len: u64) -> Result<usize, i32> {
     result.map(|()| found)
 }
 
-/// ib_get_peer_client: asks the clients in their order, under the peer mutex.
+/// Asks the clients in their order under the peer mutex, as ib_get_peer_client does.
 fn acquire(va: u64, len: u64) -> Result<usize, i32> {
     rt::lock(Rank::PeerMutex, PEER_MUTEX, "peer mutex to ask the clients");
     for client in 0..w().core.clients.len() {
@@ -376,8 +377,8 @@ fn acquire(va: u64, len: u64) -> Result<usize, i32> {
     Err(-14)
 }
 
-/// Which of the pins `got` a registration was made of: not those that were only tried, also where
-/// the provider kept them. A refused registration never reaches the NIC.
+/// Returns those of the pins `got` of which a registration was made, without those that were only
+/// tried, even if the provider kept them. A refused registration never reaches the NIC.
 fn covering(got: &[usize], va: u64, len: u64) -> Vec<usize> {
     let (mut at, mut pins) = (va, Vec::new());
     while at < va + len {
@@ -416,7 +417,7 @@ fn remove_ticket(umem: usize) {
 fn lock_mapping(umem: usize) {
     let lock = w().core.umems[umem].lock;
     if rt::owns(lock) {
-        // The core locks itself out; the task sleeps in D state until reboot
+        // The core locks itself out. The task sleeps in D state until reboot
         // (docs/facts.md#core-bugs).
         rt().me().hung = true;
         note(|| "hangs in the core on its own umem mapping lock".into());
@@ -449,7 +450,7 @@ fn register_umem(umem: usize) -> Result<(), i32> {
     if ret == 0 {
         ret = dma_map(umem);
         if ret != 0 {
-            // With the umem mapping lock held, and without dma_unmap.
+            // The core does this with the umem mapping lock held, and without dma_unmap.
             put_pages(umem);
         }
     }
@@ -472,7 +473,7 @@ fn register_umem(umem: usize) -> Result<(), i32> {
     let made = make_mkey(umem);
     if !made {
         if w().fault(Fault::LeakedLock) {
-            // ib_umem_release() without stop: the umem mapping lock stays locked for good
+            // ib_umem_release() without a stop leaves the umem mapping lock locked for good
             // (docs/facts.md#core-bugs).
             note(|| "the core leaks the umem mapping lock".into());
             rt::leak(lock);
@@ -499,7 +500,7 @@ fn page_size(umem: usize) {
     }
 }
 
-/// ib_unmap_peer_client.
+/// Does what ib_unmap_peer_client does.
 fn unmap(umem: usize, from: State, to: State) {
     if from == State::Mapped {
         if to == State::Unmapped {
@@ -511,7 +512,7 @@ fn unmap(umem: usize, from: State, to: State) {
     w().core.umems[umem].state = to;
 }
 
-/// ib_umem_stop_invalidation_notifier.
+/// Does what ib_umem_stop_invalidation_notifier does.
 fn stop(umem: usize) {
     let u = &w().core.umems[umem];
     let (lock, client, has_ticket) = (u.lock, u.client, u.ticket.is_some());
@@ -528,7 +529,8 @@ fn stop(umem: usize) {
         if lock_now {
             lock_mapping(umem);
         } else if !has_ticket {
-            // 24.10, persistent: unlocks what is not locked; harmless without mutex debugging.
+            // With persistent pins, 24.10 unlocks what is not locked, which is harmless without
+            // mutex debugging.
             locked = false;
         }
     }
@@ -552,7 +554,7 @@ fn stop(umem: usize) {
     }
 }
 
-/// ib_peer_umem_release. It forgets the client once that has released.
+/// Does what ib_peer_umem_release does. It forgets the client once that has released.
 fn release_umem(umem: usize) {
     let state = w().core.umems[umem].state;
     unmap(umem, state, State::Unmapped);
@@ -564,7 +566,8 @@ fn release_umem(umem: usize) {
     w().core.umems[umem].forgotten = true;
 }
 
-/// An invalidation asks the umem for its client, under the umem mapping lock and unchecked.
+/// Reads the umem's client, as an invalidation does, under the umem mapping lock and without a
+/// check.
 fn read_client(umem: usize) {
     rt::touch(UMEM + umem as u64, false, "read the umem's client");
     if w().core.umems[umem].forgotten {
@@ -572,7 +575,7 @@ fn read_client(umem: usize) {
     }
 }
 
-/// ibv_dereg_mr(), in whatever task.
+/// Calls ibv_dereg_mr() in any task.
 pub fn deregister(umem: usize) {
     w().core.umems[umem].registered = false;
     if rt().me().process != w().core.umems[umem].process {
@@ -583,7 +586,7 @@ pub fn deregister(umem: usize) {
     release_umem(umem);
 }
 
-/// ib_invalidate_peer_memory, what the module's callback calls.
+/// ib_invalidate_peer_memory, which the module's callback calls.
 unsafe extern "C" fn invalidate_peer_memory(which: *mut c_void, ticket: u64) -> i32 {
     let client = which.addr().wrapping_sub(0x100);
     if client >= w().core.clients.len() {
@@ -595,7 +598,7 @@ unsafe extern "C" fn invalidate_peer_memory(which: *mut c_void, ticket: u64) -> 
     }
     w().core.invalidations += 1;
     check_decision(client, ticket);
-    // The thunk is left for the core's text; the callback's frame below it stays.
+    // The thunk is left for the core's text, but the callback's frame below it stays.
     let lock = CLIENT + client as u64;
     rt::lock(Rank::Leaf, lock, "the core's tickets");
     let found = w().core.clients[client].tickets.iter().find(|t| t.0 == ticket).map(|t| t.1);
@@ -614,8 +617,8 @@ unsafe extern "C" fn invalidate_peer_memory(which: *mut c_void, ticket: u64) -> 
     0
 }
 
-/// Nobody may decide to call invalidate for a registration whose release already ran under its
-/// lock. Locks of the heap are those of registrations.
+/// Checks that nobody decides to call invalidate for a registration whose release already ran under
+/// its lock. The locks on the heap are those of registrations.
 fn check_decision(client: usize, ticket: u64) {
     let Some(&(task, pin)) = w().calls.iter().find(|c| c.0 == rt().current) else {
         fail("calls invalidate outside a free callback".into());

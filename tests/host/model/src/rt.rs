@@ -16,18 +16,18 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 
-/// What a step is about, so that the scheduler knows which steps may be swapped. Two steps are
+/// The object of a step, by which the scheduler knows which steps may be swapped. Two steps are
 /// independent if their objects differ, or if both only read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Op {
-    /// 0: nothing shared.
+    /// The object's number. 0 stands for nothing shared.
     pub object: u64,
     pub writes: bool,
     pub want: Want,
     pub what: &'static str,
 }
 
-/// When a step is possible.
+/// The condition under which a step is possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Want {
     Go,
@@ -57,11 +57,11 @@ pub enum Rank {
     PeerMutex,
     PutGate,
     RmApi,
-    /// One per registration, held by a free callback over the core's hook.
+    /// The invalidation lock of a registration, which a free callback holds over the core's hook.
     Invalidation,
-    /// One per umem.
+    /// The mapping lock of a umem.
     Mapping,
-    /// One per registration.
+    /// The state lock of a registration.
     State,
     /// The registry lock and the other static ones.
     Static,
@@ -96,20 +96,20 @@ pub struct Task {
     pub finished: bool,
     pub started: bool,
     pub held: Vec<(Rank, u64)>,
-    /// How deep in module text.
+    /// The depth of calls into module text.
     pub text: usize,
-    /// Process on whose behalf it runs.
+    /// The process on whose behalf it runs.
     pub process: usize,
-    /// Running the provider's free callback.
+    /// Whether it runs the provider's free callback.
     pub in_callback: bool,
-    /// Reads /proc.
+    /// Whether it reads /proc.
     pub reading: bool,
     pub preemptible: bool,
-    /// State and registry locks taken, with the number of the acquisition.
+    /// The state and registry locks that it took, with the number of each acquisition.
     pub took: Vec<(u64, u64)>,
-    /// The registration that it works on, for the model.
+    /// The registration that it works on. Only the model uses this.
     pub umem: Option<usize>,
-    /// Hangs for a known bug of the core.
+    /// Whether it hangs because of a known bug of the core.
     pub hung: bool,
 }
 
@@ -133,9 +133,9 @@ impl Task {
     }
 }
 
-/// Words of the module's heap.
+/// The size of the module's heap in words.
 const HEAP: usize = 16 << 20;
-/// What freed memory is filled with.
+/// The value with which freed memory is filled.
 const DEAD: u32 = 0xdead_dead;
 
 pub struct Rt {
@@ -147,31 +147,32 @@ pub struct Rt {
     pub violation: Option<String>,
     pub deadlock: bool,
     /// The module's heap. It begins at the same address in each execution, and nothing is given out
-    /// twice in one, so that a use of what was freed is noticed.
+    /// twice within one, so that a use of freed memory is noticed.
     heap: Vec<u64>,
-    /// Places of [`STATICS`] that this thread knows of.
+    /// The places of [`STATICS`] that this thread knows.
     statics: FxHashSet<u64>,
-    /// Addresses of the locks of that rank.
+    /// The addresses of the invalidation locks.
     invalidation_locks: FxHashSet<u64>,
     pub allocated: usize,
     pub allocations: usize,
     pub fail_allocation: Option<usize>,
     acquisitions: u64,
-    /// Every atomic access is a step; otherwise relaxed counters that nobody reads are not.
+    /// Whether every atomic access is a step. Otherwise, relaxed counters that nobody reads are
+    /// not.
     pub all_visible: bool,
-    /// Atomics that were ever read: they decide something.
+    /// The atomics that were ever read, because they decide something.
     pub read: FxHashSet<u64>,
     pub read_grew: bool,
-    /// Steps run so far, for the report.
+    /// The steps run so far, for the report.
     pub steps: Vec<(usize, Op)>,
-    /// What this execution really did, of what a random one may leave out.
+    /// What this execution really did of the things that a random one may leave out.
     pub covered: BTreeSet<&'static str>,
-    /// Lines that the module printed.
+    /// The lines that the module printed.
     pub printed: Vec<String>,
-    /// Words of the model, at the step they were said.
+    /// The model's notes, each with its step.
     pub notes: Vec<(usize, String)>,
     pub verbose: bool,
-    /// The order of locks is not judged: only what comes of it.
+    /// Whether the order of locks is ignored, and only its consequences count.
     pub any_order: bool,
     pub keep_prints: bool,
     pub current: usize,
@@ -220,9 +221,9 @@ impl Rt {
         }
     }
 
-    /// A new execution begins; what the last one left behind is freed.
+    /// Begins a new execution, and frees what the last one left behind.
     pub fn begin(&mut self) {
-        // Statics of the module are shared by all threads of the process, one execution at a time.
+        // All threads of the process share the module's statics, one execution at a time.
         static EPOCH: AtomicU64 = AtomicU64::new(0);
         self.epoch = EPOCH.fetch_add(1, Ordering::Relaxed) + 1;
         self.next_id = 1000;
@@ -251,7 +252,7 @@ impl Rt {
         self.printed.clear();
     }
 
-    /// A small number that was not given out before in this execution.
+    /// Returns a small number that was not given out before in this execution.
     pub fn new_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
@@ -284,7 +285,7 @@ impl Rt {
         }
     }
 
-    /// Only one task is left: nothing to schedule.
+    /// Returns whether only one task is left, so that there is nothing to schedule.
     fn alone(&self) -> bool {
         self.tasks.iter().enumerate().all(|(i, t)| i == self.current || t.finished)
     }
@@ -305,7 +306,8 @@ pub fn point(op: Op) {
     r.tasks[me].pending = Op::local("run");
 }
 
-/// The execution is lost: says why, and never returns. No destructor runs, no frame is unwound.
+/// Ends the execution with a violation, and never returns. No destructor runs, and no frame is
+/// unwound.
 pub fn fail(text: String) -> ! {
     let r = rt();
     if r.violation.is_none() {
@@ -313,13 +315,13 @@ pub fn fail(text: String) -> ! {
         r.violation = Some(format!("{name}: {text}"));
     }
     if r.alone() {
-        // No scheduler need be there: a test that runs one task.
+        // There may be no scheduler, as in a test that runs one task.
         eprintln!("VIOLATION {}", r.violation.as_deref().unwrap_or_default());
     }
     halt("violation")
 }
 
-/// Never goes on.
+/// Stops the task for good.
 pub fn halt(what: &'static str) -> ! {
     let r = rt();
     let me = r.current;
@@ -329,7 +331,7 @@ pub fn halt(what: &'static str) -> ! {
     }
 }
 
-/// Remembers a sentence for the report of a failure.
+/// Keeps a sentence for the report of a failure.
 pub fn note(text: impl FnOnce() -> String) {
     let r = rt();
     if r.verbose {
@@ -340,12 +342,12 @@ pub fn note(text: impl FnOnce() -> String) {
     }
 }
 
-/// This execution did what a random search must do now and then.
+/// Notes that this execution did something that a random search must do now and then.
 pub fn cover(what: &'static str) {
     rt().covered.insert(what);
 }
 
-/// Starts a task. Called by the first one, before it waits.
+/// Starts a task. The first task calls this, before it waits.
 pub fn spawn(name: &str, process: usize, body: impl FnOnce() + Send + 'static) {
     let r = rt();
     let me = r.tasks.len();
@@ -413,16 +415,16 @@ pub fn unlock(id: u64) {
     crate::explore::unlocked(me, id, true);
 }
 
-/// The lock stays taken for good, by nobody who could give it back.
+/// Leaves the lock taken for good, by nobody who could give it back.
 pub fn leak(id: u64) {
     let r = rt();
     r.me().held.retain(|h| h.1 != id);
     r.locks.entry(id).or_default().owner = Some(usize::MAX);
 }
 
-/// Whether a bug of the core, and nothing else, keeps everybody from going on: each task that is
-/// left hangs in the core, waits for a lock that the core leaked, or for a task of which this is
-/// true. One that waits for a flag is never excused: nobody knows who would have set it.
+/// Returns whether only a bug of the core keeps everybody from going on: each remaining task hangs
+/// in the core, waits for a lock that the core leaked, or waits for a task of which this is true. A
+/// task that waits for a flag is never excused, because nobody knows who would have set it.
 pub fn only_core_hangs() -> bool {
     let r = rt();
     let leaked = |id| r.locks.get(&id).is_some_and(|l| l.owner == Some(usize::MAX));
@@ -470,7 +472,7 @@ pub fn unlock_shared(id: u64) {
     crate::explore::unlocked(me, id, false);
 }
 
-/// A step on a shared object of the model.
+/// Makes a step on a shared object of the model.
 pub fn touch(object: u64, writes: bool, what: &'static str) {
     point(Op { object, writes, want: Want::Go, what });
 }
@@ -487,7 +489,7 @@ pub fn wait_flag(flag: usize, what: &'static str) {
 
 // The functions behind kernel-lite (kernel-lite/helpers.h, kernel::backend).
 
-/// A static of the module, and what it began as.
+/// A static of the module, and its initial value.
 struct Kept {
     place: *mut u8,
     began: Box<[u8]>,
@@ -496,11 +498,11 @@ struct Kept {
 // SAFETY: One thread at a time runs the module.
 unsafe impl Send for Kept {}
 
-/// Statics begin each execution as they began the first: those that were ever touched.
+/// The statics that were ever touched. Each execution begins with their initial values.
 static STATICS: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 
-/// Comes before a place of the module is used; nobody has used it yet if it is a static that nobody
-/// knows of.
+/// Notes a place before the module uses it. If it is a static that nobody knows yet, nobody has
+/// used it.
 fn keep(place: *mut u8, size: usize) {
     let r = rt();
     let object = place.addr() as u64;
@@ -515,7 +517,7 @@ fn keep(place: *mut u8, size: usize) {
     }
 }
 
-/// A place of the heap may be in memory that was freed.
+/// Checks that a place of the heap is not in freed memory.
 fn check(place: *const u32, what: &str) {
     // SAFETY: The heap's memory outlives the execution.
     if rt().on_heap(place.addr() as u64) && unsafe { place.read() } == DEAD {
@@ -553,7 +555,8 @@ fn atomic(object: u64, touched: Touch, relaxed: bool) {
     if touched == Touch::Load && r.read.insert(object) {
         r.read_grew = true;
     }
-    // Nobody else can take a turn either, and at the end of each execution all counters are read.
+    // A lone task cannot give way to others, and at the end of each execution all counters are
+    // read.
     if !alone && (r.all_visible || !relaxed || r.read.contains(&object)) {
         let what = match touched {
             Touch::Load => "load",
@@ -606,7 +609,7 @@ extern "C" fn kl_kvfree(memory: *mut c_void) {
     kl_kfree(memory);
 }
 
-/// A mutex is the number of the execution in which it was made.
+/// Makes a mutex, which is the number of the execution.
 #[no_mangle]
 extern "C" fn kl_mutex_init(mutex: *mut u64, name: *const c_char, _class: *mut c_void) {
     let epoch = rt().epoch;
@@ -620,7 +623,7 @@ extern "C" fn kl_mutex_init(mutex: *mut u64, name: *const c_char, _class: *mut c
     }
 }
 
-/// A task that tries again and again until the lock is free does what a task does that waits for it.
+/// A task that tries repeatedly until the lock is free behaves like one that waits for it.
 #[no_mangle]
 extern "C" fn kl_mutex_trylock(mutex: *const u64) -> i32 {
     if rt().me().preemptible {

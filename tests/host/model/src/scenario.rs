@@ -12,12 +12,12 @@ use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// How the executions of a scenario are chosen.
+/// The way in which the executions of a scenario are chosen.
 #[derive(Clone, Copy, Debug)]
 pub enum Search {
-    /// All of them, up to a limit that is an error to reach.
+    /// All executions. It is an error to reach the limit.
     All { limit: usize },
-    /// This many with a random scheduler and as many with PCT, from this seed on.
+    /// This many executions with a random scheduler and as many with PCT, from this seed on.
     Random { seed: u64, executions: usize },
 }
 
@@ -28,21 +28,21 @@ pub struct Scenario {
     pub generation: Generation,
     pub mode: Mode,
     pub fault: Option<Fault>,
-    /// What it could hit, and does not, before it does.
+    /// The number of places that the fault could hit and spares before it strikes.
     pub spared: usize,
     /// Whether an IOMMU translates for the NIC.
     pub iommu: bool,
-    /// The so-many-th allocation after loading fails.
+    /// The number of the allocation after loading that fails.
     pub fail_allocation: Option<usize>,
     pub body: fn(&Scenario),
 }
 
-/// User addresses are not aligned to anything, and reach into a second GPU page.
+/// The user's address. It is not aligned, and the range reaches into a second GPU page.
 pub const VA: u64 = 0x7f00_0000_0000;
 const FIRST: u64 = VA + 0x3210;
 const LEN: u64 = PAGE;
 
-/// Allocation `number` of process `process`.
+/// Allocates memory `number` of process `process`.
 pub fn alloc(process: usize, number: u64) -> usize {
     let len = 4 * PAGE;
     let va = VA + (number << 32);
@@ -50,7 +50,7 @@ pub fn alloc(process: usize, number: u64) -> usize {
     w().gpu.allocs.len() - 1
 }
 
-/// Where the buffer lies that is registered of allocation `number`.
+/// Returns the address of the buffer that is registered of allocation `number`.
 fn buffer(number: u64) -> u64 {
     FIRST + (number << 32)
 }
@@ -59,7 +59,7 @@ fn register(number: u64) -> Result<usize, i32> {
     let result = rdma::register(buffer(number), LEN);
     rt::note(|| format!("registering gives {result:?}"));
     if let Err(errno) = result {
-        // What a user may see (rule 3): never an errno that has no name.
+        // These are the errors that a user may see (rule 3), never an errno that has no name.
         if ![-4, -5, -12, -14, -16, -19, -22, -95].contains(&errno) {
             fail(format!("ibv_reg_mr fails with {errno}"));
         }
@@ -67,14 +67,14 @@ fn register(number: u64) -> Result<usize, i32> {
     result
 }
 
-/// Registers, deregisters if that worked.
+/// Registers, and deregisters if that worked.
 fn register_deregister(number: u64) {
     if let Ok(umem) = register(number) {
         rdma::deregister(umem);
     }
 }
 
-/// Everything that is left is closed as the processes' exits do, and the module is unloaded.
+/// Closes everything that is left, as the processes' exits do, and unloads the module.
 pub fn finish() {
     rt::join_all();
     let open: Vec<usize> = (0..w().core.umems.len()).filter(|&u| w().core.umems[u].registered).collect();
@@ -87,7 +87,7 @@ pub fn finish() {
         rt().me().process = w().gpu.allocs[alloc].process;
         gpu::free(alloc);
     }
-    // Persistent pins that the provider could not put are the next call's.
+    // The next call ends persistent pins that the provider could not put.
     rt().me().process = 1;
     for _ in 0..4 {
         let _ = rdma::register(1 << 20, 4096);
@@ -117,7 +117,7 @@ fn load(scenario: &Scenario) {
     rt().fail_allocation = scenario.fail_allocation.map(|n| rt().allocations + n);
 }
 
-/// What the scenario's own task does in that process before others begin.
+/// Runs `work` in that process before other tasks begin.
 fn in_process<T>(process: usize, work: impl FnOnce() -> T) -> T {
     rt().me().process = process;
     let done = work();
@@ -125,8 +125,8 @@ fn in_process<T>(process: usize, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Two registrations, one callback thread, one deregistration: one buffer is being registered and
-/// the other one deregistered while the memory of both is freed.
+/// Frees the memory of two registrations: one buffer is being registered and the other one
+/// deregistered meanwhile.
 fn free_against_both(scenario: &Scenario) {
     load(scenario);
     let memory = alloc(1, 0);
@@ -141,7 +141,7 @@ fn free_against_both(scenario: &Scenario) {
     finish();
 }
 
-/// One registration from beginning to end while its memory is freed.
+/// Frees the memory of one registration at any time from its beginning to its end.
 fn free_against_one(scenario: &Scenario) {
     load(scenario);
     let memory = alloc(1, 0);
@@ -150,7 +150,7 @@ fn free_against_one(scenario: &Scenario) {
     finish();
 }
 
-/// rmmod while a registration lives and dies.
+/// Unloads the module while a registration lives and dies.
 fn unload(scenario: &Scenario) {
     load(scenario);
     let memory = alloc(1, 0);
@@ -165,7 +165,7 @@ fn unload(scenario: &Scenario) {
     finish();
 }
 
-/// rmmod while somebody registers.
+/// Unloads the module while somebody registers.
 fn unload_against_acquire(scenario: &Scenario) {
     load(scenario);
     alloc(1, 0);
@@ -176,8 +176,8 @@ fn unload_against_acquire(scenario: &Scenario) {
     finish();
 }
 
-/// A file descriptor in another process is the last one, or the NIC goes away: deregistration in a
-/// foreign task.
+/// Deregisters in a foreign task: another process has the last file descriptor, or the NIC goes
+/// away.
 fn foreign(scenario: &Scenario) {
     load(scenario);
     let memory = alloc(1, 0);
@@ -192,7 +192,7 @@ fn foreign(scenario: &Scenario) {
     finish();
 }
 
-/// Two frees at once: memory that is being registered, and memory of another process that is
+/// Frees twice at once: memory that is being registered, and memory of another process that is
 /// registered.
 fn two_callbacks(scenario: &Scenario) {
     load(scenario);
@@ -206,7 +206,7 @@ fn two_callbacks(scenario: &Scenario) {
     finish();
 }
 
-/// The same memory is registered, freed and allocated again, while a put is on its way.
+/// Registers, frees and allocates the same memory again, while a put is on its way.
 fn reuse(scenario: &Scenario) {
     load(scenario);
     let memory = alloc(1, 0);
@@ -246,8 +246,8 @@ fn many_orphans(scenario: &Scenario) {
     finish();
 }
 
-/// One registration over `allocations` of these pages, side by side and in no order, and another
-/// one of the same range. Another process deregisters the first, while the owner registers the
+/// Registers one range over `allocations` of these pages, side by side and in no order, and the
+/// same range a second time. Another process deregisters the first, while the owner registers the
 /// second and the memory in the middle is freed.
 fn several(scenario: &Scenario, allocations: &[u64]) {
     load(scenario);
@@ -284,10 +284,10 @@ fn three_pieces(scenario: &Scenario) {
     several(scenario, &[1, 1, 1]);
 }
 
-/// A scenario's name and what happens in it.
+/// A scenario's name, and the function that runs it.
 type Named = (&'static str, fn(&Scenario));
 
-/// Small enough for all orders.
+/// The scenarios that are small enough for all orders.
 pub const EXHAUSTIVE: &[Named] = &[
     ("free-against-both", free_against_both),
     ("free-against-one", free_against_one),
@@ -301,21 +301,21 @@ pub const EXHAUSTIVE: &[Named] = &[
     ("three-pieces", three_pieces),
 ];
 
-// What follows is too wide to be run in all orders.
+// The scenarios that follow are too wide to be run in all orders.
 
 fn choose(n: u64) -> u64 {
     use shuttle::rand::Rng;
     shuttle::rand::thread_rng().gen_range(0..n)
 }
 
-/// Revocable pins most of the time: without a callback there is little to explore.
+/// Chooses revocable pins most of the time, because without a callback there is little to explore.
 fn choose_mode() -> Mode {
     [Mode::Persistent, Mode::Fallback].get(choose(8) as usize).copied().unwrap_or(Mode::Legacy)
 }
 
 unsafe extern "C" fn others_callback(_: *mut std::ffi::c_void) {}
 
-/// Another module's pin in the same process, by the same API.
+/// Pins for another module in the same process, by the same API.
 fn second_user(number: u64) {
     let mut table = std::ptr::null_mut();
     if gpu::get(false, false, VA + (number << 32), PAGE, &mut table, Some(others_callback), 1) == 0 {
@@ -324,13 +324,13 @@ fn second_user(number: u64) {
     }
 }
 
-/// Three registrations of two processes, two frees, foreign deregistration, another user, faults,
-/// rmmod.
+/// Runs three registrations of two processes, two frees, a foreign deregistration, another user,
+/// faults and rmmod.
 fn everything(scenario: &Scenario) {
     w().scattered = choose(2) == 0;
-    // A callback for a pin that the provider said was gone meets no module once that is unloaded: a
-    // residual of the provider that no client can help (docs/safety.md#late-callback). So the two
-    // are not mixed.
+    // A callback for a pin that the provider reported as gone meets no module once that is
+    // unloaded. That is a flaw of the provider that no client can prevent
+    // (docs/safety.md#late-callback), so the two are not mixed.
     let unloads = choose(4) == 0;
     w().late_callbacks = !unloads && choose(8) == 0;
     load(&Scenario { mode: choose_mode(), ..*scenario });
@@ -392,7 +392,7 @@ fn everything(scenario: &Scenario) {
     finish();
 }
 
-/// The NIC goes away with everything that is registered; its device is gone afterwards.
+/// The NIC is removed with everything that is registered, and its device is gone afterwards.
 fn nic_removal(scenario: &Scenario) {
     load(&Scenario { mode: choose_mode(), ..*scenario });
     let memory = [alloc(1, 0), alloc(2, 1)];
@@ -417,10 +417,10 @@ fn nic_removal(scenario: &Scenario) {
     finish();
 }
 
-/// Not small enough.
+/// The scenarios that are not small enough.
 pub const RANDOM: &[Named] = &[("everything", everything), ("nic-removal", nic_removal)];
 
-/// How shuttle runs us.
+/// Returns shuttle's configuration.
 pub fn config() -> Config {
     let mut config = Config::new();
     config.stack_size = 128 << 10;
@@ -437,7 +437,8 @@ fn drive(scheduler: impl Scheduler + 'static, scenario: Scenario, module: Module
     });
 }
 
-/// Runs a scenario. One at a time per process: statics of the module are shared.
+/// Runs a scenario. Only one may run at a time per process, because statics of the module are
+/// shared.
 pub fn search(scenario: Scenario, how: Search, module: Module) -> Outcome {
     let outcome = Rc::new(RefCell::new(Outcome::default()));
     match how {

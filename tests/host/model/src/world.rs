@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Everything outside the module in one execution, and the C functions of src/ffi/shim.h as the
-//! module finds it there.
+//! Models everything outside the module in one execution, and the C functions of src/ffi/shim.h as
+//! the module finds them there.
 
 use crate::gpu::{self, Gpu, BAR, BAR_LEN};
 use crate::raw;
@@ -10,30 +10,31 @@ use crate::rt::{self, fail, rt, Rank};
 use kernel::ffi::{c_int, c_void};
 use std::cell::UnsafeCell;
 
-// Objects of steps; numbers from 1000 on are given out, addresses are higher.
+// The objects of steps. Numbers from 1000 on are given out, and addresses are larger.
 pub const PEER_MUTEX: u64 = 1;
 pub const RM_API: u64 = 2;
 pub const PUT_GATE: u64 = 3;
 pub const TEXT: u64 = 4;
 pub const MODULE: u64 = 5;
 pub const PROC: u64 = 6;
-/// The client's table of tickets; plus the client's number.
+/// The client's table of tickets. The client's number is added.
 pub const CLIENT: u64 = 10;
-/// The NIC's use of one pin; plus the pin's number.
+/// The NIC's use of one pin. The pin's number is added.
 pub const NIC: u64 = 100;
-/// An sg_table; plus its number.
+/// An sg_table. Its number is added.
 pub const SG: u64 = 500;
-/// A umem's pointer to its client; plus the umem's number.
+/// A umem's pointer to its client. The umem's number is added.
 pub const UMEM: u64 = 700;
 
-/// Entry points of the module under test.
+/// The entry points of the module under test.
 #[derive(Clone, Copy)]
 pub struct Module {
     pub init: unsafe extern "C" fn() -> c_int,
     pub exit: unsafe extern "C" fn(),
-    /// The free callback's work. 1: the caller gives a module reference back.
+    /// The free callback's work. It returns 1 if the caller must give a module reference back.
     pub on_free: unsafe extern "C" fn(*mut c_void) -> c_int,
-    /// Its proc files: the first row of a list from a place on, a row, the counters.
+    /// The functions for its proc files: find the first row of a list from a place on, print a row,
+    /// print the counters.
     pub seek: unsafe extern "C" fn(u32, *mut u64) -> c_int,
     pub row: unsafe extern "C" fn(u32, u64, *mut c_void),
     pub stats: unsafe extern "C" fn(*mut c_void),
@@ -113,7 +114,7 @@ pub struct Sg {
     umem: Option<usize>,
 }
 
-/// What `struct sg_table` is here: 0 is an empty one.
+/// Stands for `struct sg_table`. 0 is an empty one.
 #[repr(C)]
 pub struct SgTable {
     pub number: usize,
@@ -127,21 +128,21 @@ pub struct World {
     pub processes: Vec<Process>,
     pub maps: Vec<DmaMap>,
     pub sgs: Vec<Sg>,
-    /// Faults to come, each once, in the order of what they hit.
+    /// The faults to come. Each strikes once, in the order of the places that they hit.
     pub faults: Vec<Fault>,
-    /// What they could hit, and do not, before they do.
+    /// The number of places that they could hit and spare before they strike.
     pub spared: usize,
     pub scattered: bool,
-    /// PCI number of the NIC that registers.
+    /// The PCI number of the NIC that registers.
     pub nic: u64,
-    /// Whether an IOMMU translates; without one the DMA API gives MMIO back as it came.
+    /// Whether an IOMMU translates. Without one, the DMA API returns MMIO addresses unchanged.
     pub iommu: bool,
-    /// The IOMMU gives what is mapped first its own address, by chance.
+    /// Whether the IOMMU by chance gives what is mapped first its own address.
     pub first_iova_is_physical: bool,
-    /// What the host bridge adds to an address on its way to the bus.
+    /// The number that the host bridge adds to an address on its way to the bus.
     pub bus_offset: u64,
     pub late_callbacks: bool,
-    /// Callbacks under way: task and pin.
+    /// The callbacks under way, each with task and pin.
     pub calls: Vec<(usize, usize)>,
     /// The pins that each task got since it asked a client.
     pub acquiring: [Vec<usize>; 16],
@@ -200,7 +201,7 @@ impl World {
         WORLD.with(|place| unsafe { *place.get() = Some(world) });
     }
 
-    /// Whether this goes wrong now.
+    /// Returns whether this goes wrong now.
     pub fn fault(&mut self, fault: Fault) -> bool {
         match self.faults.iter().position(|f| *f == fault) {
             Some(_) if self.spared > 0 => {
@@ -238,7 +239,7 @@ pub fn in_text<T>(f: impl FnOnce() -> T) -> T {
     out
 }
 
-/// rmmod: `false` if it is in use.
+/// Unloads the module. Returns `false` if it is in use.
 pub fn rmmod() -> bool {
     rt::touch(MODULE, true, "try_stop_module");
     if w().refs != 0 {
@@ -266,7 +267,7 @@ pub fn device() -> *mut raw::device {
     std::ptr::without_provenance_mut(0x1000)
 }
 
-/// After a release: nothing of this registration may be left.
+/// Checks after a release that nothing of this registration is left.
 pub fn check_released(umem: usize) {
     if w().maps.iter().any(|m| m.live && m.umem == umem) {
         fail("release returned, but its DMA mapping is still there".into());
@@ -276,7 +277,8 @@ pub fn check_released(umem: usize) {
     }
 }
 
-/// Nothing is registered any more: the module still has what is pinned, and cannot be unloaded.
+/// Checks, when nothing is registered any more, that the module still knows what is pinned, and
+/// cannot be unloaded.
 pub fn check_known() {
     let left = w().gpu.pins.iter().filter(|p| p.ours && p.how == gpu::How::Live).count();
     if left != 0 && w().refs == 0 {
@@ -284,7 +286,7 @@ pub fn check_known() {
     }
 }
 
-/// After everything: nothing may be left at all.
+/// Checks at the end that nothing at all is left.
 pub fn check_end() {
     let world = w();
     if world.gpu.live_pins() != 0 {
@@ -329,8 +331,8 @@ extern "C" fn nvpm_module_get() -> c_int {
     1
 }
 
-/// The free callback as src/ffi/callback.c has it: it leaves the module's text before it gives the
-/// reference back.
+/// Runs the free callback, as src/ffi/callback.c has it: it leaves the module's text before it
+/// gives the reference back.
 pub(crate) fn free_callback(data: *mut c_void) {
     // SAFETY: As the provider calls it.
     if in_text(|| unsafe { (w().module.on_free)(data) }) != 0 {
@@ -455,7 +457,7 @@ extern "C" fn nvpm_current_task() -> u64 {
 
 #[no_mangle]
 extern "C" fn nvpm_now_ns() -> u64 {
-    // Time stands still: what is measured decides nothing.
+    // The clock stands still, because measured times decide nothing.
     1
 }
 
@@ -491,7 +493,8 @@ extern "C" fn nvpm_proc_write(seq: *mut c_void, text: *const u8, length: usize) 
     }
 }
 
-/// When nothing is registered any more the counters must fit together, and what the provider saw.
+/// Checks, when nothing is registered any more, that the counters agree with each other and with
+/// what the provider saw.
 pub fn check_counters() {
     let mut text: Vec<u8> = Vec::new();
     let seq: *mut Vec<u8> = &mut text;
@@ -518,7 +521,7 @@ pub fn check_counters() {
     }
 }
 
-/// An admin reads all of /proc/driver/nvidia-peermem.
+/// Reads all of /proc/driver/nvidia-peermem, as an admin does.
 pub fn read_proc() {
     rt::touch(PROC, true, "open the proc files");
     if !w().proc_there {
@@ -550,9 +553,9 @@ pub fn read_proc() {
     rt().flags[no_readers] = idle;
 }
 
-// Tracepoints: what they are given is not looked at.
+// The values passed to tracepoints are not looked at.
 
-/// Somebody listens, so that what is emitted is made.
+/// Somebody listens, so that tracepoints are emitted.
 #[no_mangle]
 #[allow(non_upper_case_globals)]
 static nvpm_trace_listened: u32 = 1;
@@ -661,7 +664,8 @@ extern "C" fn nvpm_dma_unmap(device: *mut raw::device, dma: u64, length: u64) {
     }
 }
 
-/// What the NIC finds at a DMA address: the physical one. Without an IOMMU it speaks bus addresses.
+/// Returns the physical address that the NIC reaches at a DMA address. Without an IOMMU, it uses
+/// bus addresses.
 pub fn translate(dma: u64, len: u64) -> Option<u64> {
     let dma = if w().iommu { dma } else { dma.wrapping_sub(w().bus_offset) };
     let map = w().maps.iter().find(|m| m.live && dma >= m.dma && dma + len <= m.dma + m.len)?;

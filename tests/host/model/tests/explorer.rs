@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The reduction loses nothing: small random programs end in the same states whether all orders of
-//! their steps are run or only those that `explore` picks.
+//! Tests that the reduction loses nothing: small random programs end in the same states whether all
+//! orders of their steps are run or only those that `explore` chooses.
 
 use model::explore::{Exhaustive, Outcome};
 use model::rt::{self, Rank};
@@ -16,11 +16,11 @@ use std::sync::{Arc, Mutex};
 enum Action {
     Read(usize),
     Write(usize),
-    /// Read and write under the lock of the same number.
+    /// Reads and writes under the lock of the same number.
     Locked(usize),
-    /// The same under two locks, in this order: two tasks may block each other.
+    /// Reads and writes under two locks, in this order, so that two tasks may block each other.
     Twice(usize, usize),
-    /// Read under a shared lock.
+    /// Reads under a shared lock.
     Shared(usize),
 }
 
@@ -83,7 +83,7 @@ fn act(task: u64, step: u64, action: Action, values: &Mutex<Vec<u64>>, seen: &mu
         }
         Action::Twice(a, b) => {
             lock(a);
-            // A deadlock is an end like another one here.
+            // A deadlock is an ending like any other here.
             rt::rt().me().hung = true;
             lock(b);
             rt::rt().me().hung = false;
@@ -100,7 +100,7 @@ fn act(task: u64, step: u64, action: Action, values: &Mutex<Vec<u64>>, seen: &mu
     }
 }
 
-/// Ends of the program, and what the search says of itself.
+/// Returns the endings of the program, and what the search reports about itself.
 fn ends(program: &[Vec<Action>], plain: bool) -> (BTreeSet<String>, Outcome) {
     let outcome = Rc::new(RefCell::new(Outcome::default()));
     let found = Arc::new(Mutex::new(BTreeSet::new()));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A hang of the core excuses only who waits for it, not a deadlock that happens beside it.
+//! Tests that a hang of the core excuses only the tasks that wait for it, not a deadlock that
+//! happens beside it.
 
 use model::explore::{Exhaustive, Outcome};
 use model::rt::{self, Rank};
@@ -17,8 +18,8 @@ fn lock(id: u64) {
     rt::lock(Rank::Leaf, id, "lock");
 }
 
-/// The core leaks a lock; one task waits for it, one for what that task holds. And two of ours
-/// block each other, or one waits for something that nobody does, or neither.
+/// The core leaks a lock. One task waits for it, and one for what that task holds. Two of our tasks
+/// may block each other as well, or one may wait for something that nobody does.
 fn explore(crossed: bool, forgotten: bool) -> Outcome {
     let outcome = Rc::new(RefCell::new(Outcome::default()));
     Runner::new(Exhaustive::new(100_000, false, outcome.clone()), config()).run(move || {

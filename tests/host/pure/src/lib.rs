@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Unit tests of the files that need no neighbours: the shipped files by path, and stubs of what
-//! they name.
+//! Unit tests of the files that need no neighbours. It includes the shipped files by path, and
+//! stubs of what they name.
 
 #![cfg_attr(test, allow(dead_code))]
 #![cfg(test)]
@@ -35,7 +35,7 @@ mod small {
 mod pin {
     pub(crate) use crate::{pieces, registry};
 
-    /// As far as `registry` looks into it.
+    /// A registration, as far as `registry` looks into it.
     pub(crate) mod registration {
         use crate::ffi::shim::Process;
 
@@ -68,7 +68,7 @@ mod ffi {
         pub(crate) struct Resched(());
 
         impl Resched {
-            /// Few, so that small tests end a round.
+            /// The number of rounds, which is small so that small tests end a round.
             pub(crate) const ROUNDS: usize = 4;
 
             pub(crate) fn step(&mut self) {}

@@ -24,8 +24,8 @@ fn a_burst_without_end_is_said_once_a_minute() {
 }
 
 proptest! {
-    /// However it happens: every event is either a line or counted by a later one, and two lines
-    /// are 5 s apart.
+    /// However events happen, each is either a line or counted by a later one, and two lines are 5
+    /// s apart.
     #[test]
     fn nothing_is_lost(gaps in prop::collection::vec(0..20 * S, 1..200)) {
         let mut burst = Burst::new();

@@ -9,18 +9,18 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const VA: u64 = 0x7f00_0000_0000;
 
-/// What came of a range.
+/// The result for a range.
 #[derive(Debug, PartialEq)]
 struct Found {
     pieces: Vec<Span>,
     hole: Option<u64>,
-    /// The whole range counts as the first.
+    /// The number of pins that failed. The whole range counts as the first.
     failed: usize,
-    /// Pins that a longer one replaced.
+    /// The number of pins that a longer one replaced.
     replaced: usize,
 }
 
-/// Asks as `acquire` does, where allocations lie one behind the other, from `VA` on.
+/// Asks as `acquire` does. The allocations lie one behind the other, from `VA` on.
 fn find(allocations: &[u64], start: u64, len: u64) -> Found {
     let ends: Vec<u64> = allocations.iter().scan(VA, |at, len| Some(std::mem::replace(at, *at + len) + len)).collect();
     let inside = |span: Span| {
@@ -52,7 +52,7 @@ fn find(allocations: &[u64], start: u64, len: u64) -> Found {
     }
 }
 
-/// The pieces cover the range up to its end, or up to the hole.
+/// Checks that the pieces cover the range up to its end, or up to the hole.
 fn check(found: &Found, start: u64, len: u64) {
     let mut at = start;
     for piece in &found.pieces {
@@ -141,9 +141,9 @@ proptest! {
         let found = find(&allocations, VA + start, len);
         check(&found, VA + start, len);
         prop_assert_eq!(found.hole, (over != 0).then_some(VA + all));
-        // No more than a few for each allocation, however they change.
+        // Only a few gets fail for each allocation, however they change.
         prop_assert!(found.failed <= 40 * (allocations.len() + 1), "{} failed", found.failed);
-        // At the top of the address space nothing wraps.
+        // Nothing wraps at the top of the address space.
         if top {
             let mut finder = Finder::new(Span::new(0u64.wrapping_sub(len + 64 * KIB), len).expect("does not wrap"));
             while let Step::Ask(span) = finder.next() {
@@ -171,7 +171,7 @@ fn one_allocation_is_asked_for_as_a_whole_up_to_a_bound() {
     }
 }
 
-/// A long range over several allocations: the whole is tried, then what [`find`] tries.
+/// For a long range over several allocations, the whole is tried first, then what [`find`] tries.
 #[test]
 fn a_whole_that_fails_is_tried_in_pieces() {
     let mut finder = Finder::new(Span::new(VA, 2 * GIB).expect("a range"));

@@ -13,7 +13,7 @@ fn down(at: u64, granule: u64) -> u64 {
     at / granule * granule
 }
 
-/// Addresses and sizes near everything that could be an edge.
+/// Returns addresses and sizes near everything that could be an edge.
 fn near() -> impl Strategy<Value = u64> {
     let shifts = prop::sample::select(vec![0u32, 11, 12, 13, 15, 16, 17, 20, 21, 30, 31, 32, 46, 47, 52, 63]);
     prop_oneof![

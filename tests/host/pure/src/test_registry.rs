@@ -27,7 +27,7 @@ fn insert(owner: u32) -> u64 {
     made.ticket()
 }
 
-/// Runs `f` in a child, instruction by instruction, and says how many there were.
+/// Runs `f` in a child, instruction by instruction, and returns their number.
 fn instructions(f: impl FnOnce()) -> u64 {
     // SAFETY: The child does nothing but `f` and signals to itself; the parent waits for it.
     unsafe {
@@ -35,7 +35,7 @@ fn instructions(f: impl FnOnce()) -> u64 {
         assert!(child >= 0, "fork");
         if child == 0 {
             if libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) != 0 {
-                // Nobody would let it go on from a stop.
+                // Nobody would let it continue from a stop.
                 libc::_exit(*libc::__errno_location());
             }
             libc::raise(libc::SIGSTOP);
@@ -77,7 +77,7 @@ fn instructions(f: impl FnOnce()) -> u64 {
     }
 }
 
-/// Instructions for `n` look-ups of tickets spread over `live`.
+/// Returns the number of instructions for `n` look-ups of tickets spread over `live`.
 fn look_ups(live: &[u64], n: usize) -> u64 {
     let tickets: Vec<u64> = (0..n).map(|i| live[i * (live.len() - 1) / n.max(1)]).collect();
     instructions(|| {
@@ -111,12 +111,12 @@ fn it_grows_in_pages() {
     let registration = asked.iter().copied().min().expect("something was allocated");
     let own: Vec<usize> = asked.into_iter().filter(|&bytes| bytes > registration).collect();
     let chunks = own.iter().filter(|&&bytes| bytes > 2048 && bytes <= 4096).count();
-    // What is left is the list of the chunks, which doubles.
+    // The rest is the list of the chunks, which doubles.
     let lists: Vec<usize> = own.into_iter().filter(|&bytes| bytes <= 2048 || bytes > 4096).collect();
     println!("{chunks} chunks, lists of chunks of {lists:?} bytes");
     assert!(chunks > 300, "{chunks} chunks");
     assert!(lists.len() <= 12, "{} lists of chunks", lists.len());
-    // No free place is left, so each further one grows it: by 32 bytes (docs/safety.md).
+    // No free place is left, so each further one makes it grow by 32 bytes (docs/safety.md).
     let asked = sizes(|| live.extend((0..100_000).map(|_| insert(1))));
     let chunks: usize = asked.into_iter().filter(|&bytes| bytes > 2048 && bytes <= 4096).sum();
     assert_eq!((chunks + 50_000) / 100_000, 32, "{chunks} bytes for 100 000 more");
@@ -141,7 +141,7 @@ fn a_ticket_is_never_zero_and_never_given_twice() {
     for ticket in keep {
         assert_eq!(registry::get(ticket).map(|r| r.ticket()), Some(ticket));
         registry::remove(ticket);
-        // Twice is harmless.
+        // Removing it twice is harmless.
         registry::remove(ticket);
     }
     for stale in [0, 1, u64::MAX, 1 << 32, (1 << 32) - 1] {
@@ -153,7 +153,7 @@ fn a_ticket_is_never_zero_and_never_given_twice() {
 #[test]
 fn all_are_listed() {
     let _turn = turn();
-    // More than are looked at under one hold of the lock.
+    // These are more than are looked at under one hold of the lock.
     let mut tickets: Vec<u64> = (0..1000).map(|_| insert(1)).collect();
     for ticket in tickets.drain(100..900) {
         registry::remove(ticket);
@@ -174,7 +174,7 @@ fn all_are_listed() {
     assert!(registry::from_index(0).is_none());
 }
 
-/// Makes orphans of these.
+/// Makes these tickets orphans.
 fn abandon(tickets: &[u64]) {
     for &ticket in tickets {
         registry::add_orphan(&registry::get(ticket).expect("live"));
@@ -189,11 +189,11 @@ fn take_all(process: u32) -> BTreeSet<u64> {
 fn only_the_owner_takes_its_orphans() {
     let _turn = turn();
     let mine: Vec<u64> = (0..3).map(|_| insert(7)).collect();
-    // Processes whose numbers share a list with it, and one that does not.
+    // The numbers of some processes share a list with it, and one does not.
     let others: Vec<u64> = [8, 7 + 16, 7 + 63, 7 + 64, 7 + 255].map(insert).to_vec();
     abandon(&mine);
     abandon(&others);
-    // One of them ends by its callback, in the middle of the list.
+    // The callback ends one of them, in the middle of the list.
     registry::remove(mine[1]);
     assert_eq!(take_all(9), BTreeSet::new());
     assert_eq!(take_all(7), BTreeSet::from([mine[0], mine[2]]));

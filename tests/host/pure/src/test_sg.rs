@@ -4,7 +4,7 @@ use crate::raw;
 use crate::sg::{cap, cut, entries, trim, BadPage, Coalescer, Extent, Room, Run, Runs, Table};
 use proptest::prelude::*;
 
-/// Pages of one size in stretches, as a provider's table lists them.
+/// Returns pages of one size in stretches, as a provider's table lists them.
 fn pages() -> impl Strategy<Value = (u64, Vec<u64>)> {
     let size = prop::sample::select(vec![4096u64, 65536, 131_072]);
     let stretch = (0u64..1 << 20, 1u64..20);
@@ -15,7 +15,7 @@ fn pages() -> impl Strategy<Value = (u64, Vec<u64>)> {
     })
 }
 
-/// Byte for byte: what of each page is wanted, and neighbours merged.
+/// Computes byte for byte what of each page is wanted, with neighbours merged.
 fn expected(size: u64, pages: &[u64], skip: u64, wanted: u64) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (i, &page) in pages.iter().enumerate() {
@@ -61,7 +61,8 @@ fn coalesce_in_steps(size: u64, pages: &[u64]) -> Vec<Run> {
     runs
 }
 
-/// How few entries rule 13 allows: one, or one per multiple of the cap that the run touches.
+/// Returns the fewest entries that rule 13 allows: one, or one per multiple of the cap that the run
+/// touches.
 fn fewest(run: Run, cap: u64) -> u64 {
     if run.len <= cap {
         return 1;
@@ -84,14 +85,14 @@ proptest! {
         let wanted = (wanted % (total - skip)) / 4096 * 4096 + 4096;
         let whole = coalesce(size, &pages);
         prop_assert_eq!(coalesce_in_steps(size, &pages), whole.clone(), "in steps");
-        // Order and every byte, and no two neighbours that could be one.
+        // All bytes are there in their order, and no two neighbours could be one.
         prop_assert_eq!(&whole, &expected(size, &pages, 0, total));
         let runs: Vec<Run> = trim(whole.into_iter(), skip, wanted).collect();
         prop_assert_eq!(runs.iter().map(|r| r.len).sum::<u64>(), wanted);
         prop_assert_eq!(runs, expected(size, &pages, skip, wanted));
     }
 
-    /// Wherever an IOMMU puts the runs: what is trimmed moves along.
+    /// Wherever an IOMMU puts the runs, what is trimmed moves along.
     #[test]
     fn trimming_keeps_to_the_runs(
         runs in prop::collection::vec((0u64..1 << 30, 1u64..40), 1..8),
@@ -185,7 +186,7 @@ fn an_extent_ends_with_the_address_space() {
     let page = Run { addr: u64::MAX - 4095, len: 4096 };
     assert_eq!(Extent::of(&[page]), Some(Extent { whole: page, alignment: 4096 }));
     assert_eq!(Extent::of(&[Run { len: 8192, ..page }]), None);
-    // More bytes than a number can say.
+    // This has more bytes than a number can express.
     assert_eq!(Extent::of(&[Run { addr: 0, len: 4096 }, page]), None);
     assert_eq!(Extent::of(&[]), None);
 }
@@ -218,7 +219,7 @@ fn runs_keep_their_order_and_one_takes_no_memory() {
     let mut runs = Runs::None;
     assert!(runs.make_room().is_ok() && runs.push(run(0)).is_ok());
     assert!(matches!(&runs, Runs::One(one) if *one == run(0)));
-    // No room, and nothing is lost.
+    // There is no room, and nothing is lost.
     assert!(runs.push(run(1)).is_err());
     (1..100).for_each(|at| assert!(runs.append(run(at)).is_ok()));
     let all: Vec<Run> = (0..100).map(run).collect();

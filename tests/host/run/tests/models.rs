@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The models, on the shipped sources. Each search is a process of its own (the module's statics
-//! exist once per process). `NVPM_SOAK=n` makes the random ones 3n times as long.
+//! Runs the models on the shipped sources. Each search is a process of its own (the module's
+//! statics exist once per process). `NVPM_SOAK=n` makes the random ones 3n times as long.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -13,7 +13,7 @@ struct Found {
     executions: usize,
     hangs: usize,
     exhausted: bool,
-    /// In how many executions the scenario did what it may leave out, by name.
+    /// The number of executions in which the scenario did what it may leave out, by name.
     covered: BTreeMap<String, usize>,
 }
 
@@ -39,13 +39,14 @@ fn run(args: &[&str]) -> Found {
     }
 }
 
-/// A line for people who watch and for programs that collect them by their first word; libtest does
-/// not swallow it.
+/// Prints a line for people who watch, and for programs that collect such lines by their first
+/// word. libtest does not swallow it.
 fn say(text: &str) {
     let _ = std::io::stderr().write_all(format!("model: {text}\n").as_bytes());
 }
 
-/// All orders; at least as many as when this was written, or the search has become blind.
+/// Runs all orders. There must be at least as many as when this was written, or the search has
+/// become blind.
 fn all(args: &[&str], floor: usize) -> Found {
     let found = run(args);
     assert!(found.exhausted, "run {}: not everything was explored", args.join(" "));
@@ -58,13 +59,13 @@ fn all(args: &[&str], floor: usize) -> Found {
     found
 }
 
-/// The size of this search is shown.
+/// Runs all orders, and prints their number.
 fn all_shown(args: &[&str], floor: usize) {
     let found = all(args, floor);
     say(&format!("{}: {} executions, all orders, no bound; floor {floor}", args.join(" "), found.executions));
 }
 
-/// Two registrations, one callback thread, one deregistration.
+/// There are two registrations, one callback thread and one deregistration.
 #[test]
 fn free_against_both() {
     all_shown(&["free-against-both", "25.10"], 26_300);
@@ -75,8 +76,8 @@ fn free_against_both_with_the_inverted_test() {
     all_shown(&["free-against-both", "24.10"], 26_300);
 }
 
-/// The last file descriptor is in another process: it deregisters, while the owner registers and
-/// the memory is freed.
+/// Another process has the last file descriptor. It deregisters, while the owner registers and the
+/// memory is freed.
 #[test]
 fn deregistration_in_another_process() {
     all_shown(&["foreign", "25.10"], 31_700);
@@ -104,7 +105,7 @@ fn all_orders_of_the_small_scenarios() {
     }
     for generation in GENERATIONS {
         all_shown(&["free-against-one", generation, "untranslated"], 145);
-        // The first run cannot be mapped; all of them cannot; there is no memory for the table.
+        // The first run cannot be mapped; or none can; or there is no memory for the table.
         for (fault, spared) in [("DmaMap", 0), ("DmaMap", 1), ("SgAlloc", 0)] {
             let (fault, spared) = (format!("fault={fault}"), format!("spared={spared}"));
             all(&["free-against-one", generation, "untranslated", &fault, &spared], 80);
@@ -112,13 +113,13 @@ fn all_orders_of_the_small_scenarios() {
     }
 }
 
-/// Each thing that can go wrong, in each generation, for both ways of pinning, while the memory is
-/// freed.
+/// Tries each thing that can go wrong, in each generation, for both ways of pinning, while the
+/// memory is freed.
 #[test]
 fn all_orders_of_every_error_exit() {
-    // The fault, floors of revocable pins in the order of GENERATIONS, floor of persistent ones. No
-    // callback comes for those, so there are few orders; where the provider cannot pin persistently
-    // the module goes on with a revocable one.
+    // Each entry has the fault, the floors of revocable pins in the order of GENERATIONS, and the
+    // floor of persistent ones. These have no callback, so there are few orders. If the provider
+    // cannot pin persistently, the module goes on with a revocable pin.
     const FLOORS: [(&str, [usize; 2], usize); 14] = [
         ("GetNoMemory", [25, 25], 3),
         ("GetNotSupported", [150, 150], 150),
@@ -136,7 +137,7 @@ fn all_orders_of_every_error_exit() {
         ("Mkey", [125, 75], 4),
     ];
     // An allocation of the module fails. The first three come before anything that a free could
-    // meet; from the fifth on there is none.
+    // meet. From the fifth on, there is none.
     const ALLOCATIONS: [(&str, usize); 5] =
         [("allocation=1", 1), ("allocation=2", 1), ("allocation=3", 1), ("allocation=4", 70), ("allocation=5", 150)];
     for (at, generation) in GENERATIONS.into_iter().enumerate() {
@@ -147,7 +148,8 @@ fn all_orders_of_every_error_exit() {
             let persistent = all(&["free-against-one", generation, &fault_is, "fallback"], persistent_floor);
             executions += revocable.executions + persistent.executions;
             floor += revocable_floors[at] + persistent_floor;
-            // Known bugs of the core are modelled, not repaired: this one locks itself out.
+            // Known bugs of the core are modelled, not repaired. With this one, the core locks
+            // itself out.
             let hangs = generation == "24.10" && fault == "Mkey";
             assert_eq!(revocable.hangs > 0, hangs, "{generation} {fault}");
             assert_eq!(persistent.hangs, 0, "{generation} {fault}");
@@ -164,9 +166,9 @@ fn all_orders_of_every_error_exit() {
     }
 }
 
-/// A range over several allocations: another process deregisters it, while the owner registers the
-/// same one and the memory in the middle is freed. And each put, get and mapping of it that may
-/// fail does.
+/// There is a range over several allocations. Another process deregisters it, while the owner
+/// registers the same one and the memory in the middle is freed. Each put, get and mapping of it
+/// that may fail does.
 #[test]
 fn all_orders_of_pieces() {
     const FLOORS: [(&str, usize); 2] = [("two-pieces", 1_280), ("three-pieces", 8_300)];
@@ -179,10 +181,11 @@ fn all_orders_of_pieces() {
                 found.executions
             ));
         }
-        // They are no revocable pin's.
+        // A revocable pin has no such faults.
         all(&[scenario, "25.10"], 5);
     }
-    // The fault, how many it could hit in one execution, floor of all searches together.
+    // Each entry has the fault, the number of places that it could hit in one execution, and the
+    // floor of all searches together.
     const FAULTS: [(&str, usize, usize); 7] = [
         ("PutNoMemory", 8, 11_300),
         ("PutIo", 8, 11_300),
@@ -203,7 +206,7 @@ fn all_orders_of_pieces() {
     }
 }
 
-/// The core leaks a umem mapping lock (docs/safety.md#leaked-lock): the tasks that wait for it
+/// The core leaks a umem mapping lock (docs/safety.md#leaked-lock). The tasks that wait for it
 /// hang, and nothing else goes wrong.
 #[test]
 fn all_orders_when_the_core_leaks_its_lock() {
@@ -217,7 +220,8 @@ fn all_orders_when_the_core_leaks_its_lock() {
     }
 }
 
-/// Everything in `covers` must really have happened. Without NVPM_SOAK a third of `executions`.
+/// Runs random executions. Everything in `covers` must really have happened. Without NVPM_SOAK,
+/// runs a third of `executions`.
 fn random(scenario: &str, generation: &str, seeds: std::ops::Range<u64>, executions: usize, covers: &[&str]) {
     let executions = match std::env::var("NVPM_SOAK") {
         Ok(n) => executions * n.parse::<usize>().expect("NVPM_SOAK is a number"),
@@ -245,8 +249,8 @@ fn random(scenario: &str, generation: &str, seeds: std::ops::Range<u64>, executi
     }
 }
 
-/// Three registrations, two processes, two callbacks, foreign deregistration, another user of the
-/// provider, readers of the proc files, rmmod, faults and failing allocations.
+/// There are three registrations, two processes, two callbacks, a foreign deregistration, another
+/// user of the provider, readers of the proc files, rmmod, faults and failing allocations.
 fn random_everything(generation: &str) {
     let covers = ["second-user", "late-callback", "rmmod", "three-registrations", "foreign-deregistration"];
     random("everything", generation, 1..7, 2_500, &covers);

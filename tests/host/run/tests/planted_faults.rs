@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The models find planted faults: each file in `faults/` is a small patch on the shipped sources,
-//! and the models must find what it breaks, in the words that it says. Fails if a patch no longer
-//! applies, or if a model stays green.
+//! Tests that the models find planted faults. Each file in `faults/` is a small patch on the
+//! shipped sources, and the models must report what it breaks, in the words that the file names.
+//! This fails if a patch no longer applies, or if a model passes.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -17,7 +17,7 @@ struct Fault {
     says: String,
 }
 
-/// Mistakes that must stay among them, each with the file that plants it.
+/// Mistakes that must be among the faults, each with the file that plants it.
 const NAMED: [(&str, &str); 11] = [
     ("pointer instead of ticket", "pointer-instead-of-ticket"),
     ("state lock held over put", "state-lock-over-put"),
@@ -67,8 +67,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// One package per fault, in one workspace that shares what is built already. A fault runs for a
-/// moment only, so what the compiler would do for its speed is left out.
+/// Makes one package per fault, in one workspace that shares what is built already. A fault runs
+/// for a moment only, so the compiler does not optimise.
 fn prepare(faults: &[Fault], host: &Path, work: &Path) {
     let root = host.join("../..");
     let (mut members, mut quick) = (String::new(), String::new());

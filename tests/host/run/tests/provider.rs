@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the module makes of the provider's answers: odd tables (rule 14) and errors (rule 3), one
-//! task at a time.
+//! Tests what the module makes of the provider's answers: odd tables (rule 14) and errors (rule 3),
+//! one task at a time.
 
 use model::gpu::{self, BAR, PAGE};
 use model::raw::nvidia_p2p_page_table as PageTable;
@@ -23,7 +23,7 @@ extern "C" {
     fn nvpm_proc_stats(seq: *mut c_void);
 }
 
-/// The module's statics exist once per process: tests take turns.
+/// Loads the module. Its statics exist once per process, so tests take turns.
 fn load(mode: Mode) -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
@@ -45,7 +45,7 @@ fn load(mode: Mode) -> MutexGuard<'static, ()> {
     turn
 }
 
-/// Everything is given back, whatever went wrong before.
+/// Checks that everything is given back, whatever went wrong before, and unloads the module.
 fn unload() {
     assert_eq!(w().gpu.live_pins(), w().core.umems.iter().filter(|u| u.registered).count(), "something stays pinned");
     w().gpu.spoil = None;
@@ -100,7 +100,8 @@ fn both_table_versions_are_taken() {
     }
 }
 
-/// What one registration of `len` bytes at `va` gives, and how often the provider was asked.
+/// Returns the result of one registration of `len` bytes at `va`, and how often the provider was
+/// asked.
 fn ask(mode: Mode, va: u64, len: u64, faults: &[Fault]) -> (Result<(), i32>, usize) {
     let _turn = load(mode);
     w().faults.extend(faults);
@@ -124,8 +125,8 @@ fn memory_is_pinned_once() {
 #[test]
 fn host_memory_is_not_ours_and_asked_for_once() {
     for mode in MODES {
-        // Inside one granule; over two; huge: then the first granule is asked for before anything
-        // large is allocated.
+        // The ranges are inside one granule, over two, and huge. For a huge one, the first granule
+        // is asked for before anything large is allocated.
         for (va, len, gets) in [(0x5000_0000, 4096, 1), (0x5000_f000, 8192, 2), (0x5000_0000, 2 << 30, 1)] {
             assert_eq!(ask(mode, va, len, &[]), (Err(EFAULT), gets), "{va:#x} {len:#x}");
         }
@@ -141,7 +142,8 @@ fn host_memory_is_not_ours_and_asked_for_once() {
     }
 }
 
-/// The whole range, its first granule, and that once more as a piece: behind it is nothing.
+/// The provider is asked for the whole range, for its first granule, and for that once more as a
+/// piece. Nothing lies behind it.
 #[test]
 fn a_range_that_leaves_its_allocation_for_nowhere_is_refused_as_ours() {
     for (mode, gets) in [(Mode::Legacy, 2), (Mode::Persistent, 4), (Mode::Fallback, 4)] {
@@ -149,8 +151,8 @@ fn a_range_that_leaves_its_allocation_for_nowhere_is_refused_as_ours() {
     }
 }
 
-/// The process has allocations of these numbers of pages, one behind the other from `VA` on,
-/// besides its first.
+/// Gives the process further allocations of these numbers of pages, one behind the other from `VA`
+/// on.
 fn beside(pages: &[u64]) {
     w().gpu.allocs.clear();
     let mut at = VA;
@@ -198,7 +200,7 @@ fn the_list_says_how_many_pieces() {
     unload();
 }
 
-/// Where one allocation's memory ends and the next one's begins, an IOMMU need not cut.
+/// An IOMMU need not cut where one allocation's memory ends and the next one's begins.
 #[test]
 fn contiguous_memory_of_several_allocations_is_one_mapping() {
     let _turn = load(Mode::Persistent);
@@ -216,7 +218,7 @@ fn a_hole_is_refused_with_its_address() {
     for (hole, whose) in [(3, 0), (4, 2)] {
         let _turn = load(Mode::Persistent);
         beside(&[2, 1, 1, 4]);
-        // Freed, or another process's.
+        // The memory is freed, or another process's.
         match whose {
             0 => w().gpu.allocs[2].alive = false,
             process => w().gpu.allocs[3].process = process,
@@ -234,7 +236,7 @@ fn revocable_pins_serve_one_allocation_and_say_so() {
         let _turn = load(mode);
         beside(&[2, 2]);
         w().faults.extend(faults);
-        // Persistent pins are not supported on this platform, whatever is asked for.
+        // This platform does not support persistent pins, whatever is asked for.
         let unsupported = faults.into_iter().cycle().take(8);
         w().faults.extend(unsupported);
         assert_eq!(rdma::register(VA, 4 * PAGE).map(|_| ()), Err(gpu::EINVAL));
@@ -244,21 +246,21 @@ fn revocable_pins_serve_one_allocation_and_say_so() {
     }
 }
 
-/// The provider fails in the middle: nothing stays pinned, and the reason is that of the piece.
+/// The provider fails in the middle. Nothing stays pinned, and the reason is that of the piece.
 #[test]
 fn a_piece_that_fails_undoes_the_others() {
-    // 0 is the whole range, 1 its first granule, 2 and 3 the halves of the search.
+    // 0 is the whole range, 1 its first granule, 2 and 3 are the halves of the search.
     for (fault, errno) in [(Fault::GetBarFull, gpu::ENOMEM), (Fault::GetIo, gpu::EIO), (Fault::GetBusy, gpu::EBUSY)] {
         let _turn = load(Mode::Persistent);
         beside(&[2, 2, 2]);
-        // What could be hit is what the provider has found: the granule, a piece, the next one.
+        // The fault could hit what the provider has found: the granule, a piece, the next one.
         w().faults.push(fault);
         w().spared = 2;
         assert_eq!(rdma::register(VA, 6 * PAGE).map(|_| ()), Err(errno), "{fault:?}");
         assert_eq!(w().gpu.live_pins(), 0);
         unload();
     }
-    // Where the revocable client is asked next, it is one allocation that it can pin.
+    // The revocable client is asked next, for one allocation that it can pin.
     for fault in [Fault::GetIo, Fault::GetNotSupported] {
         let _turn = load(Mode::Fallback);
         beside(&[2, 2, 2]);
@@ -271,7 +273,7 @@ fn a_piece_that_fails_undoes_the_others() {
     }
 }
 
-/// The number behind `key` in the file `stats`.
+/// Returns the number of `key` in the file `stats`.
 fn stat(key: &str) -> u64 {
     let mut text = Vec::<u8>::new();
     let seq: *mut Vec<u8> = &mut text;
@@ -282,7 +284,7 @@ fn stat(key: &str) -> u64 {
     value.unwrap_or_else(|| panic!("stats have no {key}")).parse().expect("a number")
 }
 
-/// The provider gives its reference of the GPU back also where the put fails, so a second put would
+/// The provider gives its reference of the GPU back even if the put fails, so a second put would
 /// give back one that others hold. The model fails at the second one.
 #[test]
 fn a_persistent_put_that_fails_is_lost_and_never_tried_again() {
@@ -305,15 +307,15 @@ fn a_persistent_put_that_fails_is_lost_and_never_tried_again() {
     }
 }
 
-/// A longer pin was had, and the shorter one in its place cannot be put: the range is registered all
-/// the same.
+/// A longer pin succeeded, and the shorter one that it replaces cannot be put. The range is
+/// registered all the same.
 #[test]
 fn a_shorter_pin_that_is_lost_does_not_stop_the_registration() {
     let _turn = load(Mode::Persistent);
     let lost = stat("total.lost");
     beside(&[3, 5]);
     w().faults.push(Fault::PutNoMemory);
-    // Not the granule's.
+    // The fault spares the granule's put.
     w().spared = 1;
     let umem = rdma::register(VA, 8 * PAGE).expect("GPU memory");
     assert_eq!(stat("total.lost") - lost, 1);
@@ -340,8 +342,8 @@ fn of_several_pins_those_whose_put_fails_are_lost() {
     }
 }
 
-/// A revocable put that failed has done nothing. The same call again and again, as a program does
-/// that waits for room: each ends what was left before.
+/// A revocable put that failed has done nothing. The same call comes again and again, as from a
+/// program that waits for room. Each call ends what was left before.
 #[test]
 fn the_same_registration_again_ends_what_was_left() {
     let _turn = load(Mode::Legacy);
@@ -349,7 +351,7 @@ fn the_same_registration_again_ends_what_was_left() {
     w().faults.push(Fault::PutNoMemory);
     rdma::deregister(umem);
     for left in [1, 0] {
-        // The second call finds the memory to put it.
+        // The second call has the memory for its put.
         w().faults.extend((left == 1).then_some(Fault::PutNoMemory));
         w().faults.extend([Fault::GetBarFull, Fault::GetBarFull]);
         assert_eq!(rdma::register(VA, 2 * PAGE).map(|_| ()), Err(EFAULT));
@@ -361,7 +363,7 @@ fn the_same_registration_again_ends_what_was_left() {
 
 const EINTR: i32 = -4;
 
-/// Whoever is killed stops pinning, and what was pinned goes in `release`, for which nobody waits.
+/// A process that is killed stops pinning. `release`, for which nobody waits, puts what was pinned.
 #[test]
 fn who_is_killed_stops_pinning() {
     for after in 0..6 {
@@ -377,8 +379,8 @@ fn who_is_killed_stops_pinning() {
     }
 }
 
-/// All registrations of the machine wait for the peer mutex: under it the module asks for the whole
-/// range once, and for its first granule.
+/// All registrations of the machine wait for the peer mutex. Under it, the module asks for the
+/// whole range once, and for its first granule.
 #[test]
 fn the_pieces_are_pinned_without_the_peer_mutex() {
     let _turn = load(Mode::Persistent);
@@ -390,14 +392,15 @@ fn the_pieces_are_pinned_without_the_peer_mutex() {
     unload();
 }
 
-/// Memory of several allocations while BAR1 is full: nobody can say whose it is, and a line says why.
+/// Memory of several allocations is registered while BAR1 is full. Nobody can say whose it is, and
+/// a line gives the reason.
 #[test]
 fn a_full_bar_and_several_allocations_are_refused_in_words() {
     for fault in [Fault::GetBarFull, Fault::GetIo] {
         for mode in [Mode::Persistent, Mode::Legacy] {
             let _turn = load(mode);
             beside(&[2, 2]);
-            // The whole range is unknown to the provider, and its first granule meets the fault.
+            // The provider does not know the whole range, and the fault hits the first granule.
             w().faults.push(fault);
             assert_eq!(rdma::register(VA, 4 * PAGE).map(|_| ()), Err(EFAULT));
             assert!(said("refused with EFAULT"), "{fault:?}: {:?}", rt().printed);
@@ -406,8 +409,8 @@ fn a_full_bar_and_several_allocations_are_refused_in_words() {
     }
 }
 
-/// On a coherent platform no BAR bounds a range. The provider allocates before it looks whose memory
-/// it is, so it is asked for 1 TiB at a time.
+/// On a coherent platform, no BAR bounds a range. The provider allocates before it looks whose
+/// memory it is, so it is asked for at most 1 TiB at a time.
 #[test]
 fn no_more_than_a_tebibyte_is_asked_for_at_once() {
     const TIB: u64 = 1 << 40;
@@ -441,7 +444,7 @@ fn errors_that_prove_ownership_reach_the_user() {
 fn a_full_bar_is_ours_if_its_start_can_be_pinned() {
     for mode in MODES {
         assert_eq!(ask(mode, VA, 2 * PAGE, &[Fault::GetBarFull]), (Err(gpu::ENOMEM), 2));
-        // With the fallback a revocable pin tells what the failure of a persistent one means.
+        // With the fallback, a revocable pin shows what the failure of a persistent one means.
         let failed = if mode == Mode::Fallback { Ok(()) } else { Err(gpu::EIO) };
         assert_eq!(ask(mode, VA, 2 * PAGE, &[Fault::GetIo]), (failed, 2));
     }
@@ -450,19 +453,19 @@ fn a_full_bar_is_ours_if_its_start_can_be_pinned() {
 #[test]
 fn a_provider_without_memory_proves_nothing() {
     for mode in MODES {
-        // GPU memory: nobody can say so, the user sees what get_user_pages() said, and a line says
-        // why.
+        // It is GPU memory, but nobody can say so. The user gets the error of get_user_pages(), and
+        // a line gives the reason.
         let both = [Fault::GetNoMemory, Fault::GetNoMemory];
         assert_eq!(ask(mode, VA, 2 * PAGE, &both), (Err(EFAULT), 2));
-        // Two different failures prove no more than one twice.
+        // Two different failures prove no more than the same one twice.
         let mixed = [Fault::GetNoMemory, Fault::GetIo];
         assert_eq!(ask(mode, VA, 2 * PAGE, &mixed), (Err(EFAULT), 2));
-        // Host memory: the one-granule pin says that it is not ours.
+        // For host memory, the pin of one granule shows that it is not ours.
         assert_eq!(ask(mode, 0x5000_0000, 2 * PAGE, &both[..1]), (Err(EFAULT), 2));
     }
 }
 
-/// The provider cannot duplicate the object: it fails in the same way for each part of it.
+/// The provider cannot duplicate the object, and fails in the same way for each part of it.
 #[test]
 fn memory_that_cannot_be_pinned_persistently_is_pinned_revocably_or_refused_in_words() {
     let always = [Fault::GetIo, Fault::GetIo];
@@ -477,13 +480,13 @@ fn memory_that_cannot_be_pinned_persistently_is_pinned_revocably_or_refused_in_w
     w().faults.push(Fault::GetIo);
     let umem = rdma::register(VA, 2 * PAGE).expect("the revocable client takes it");
     assert!(!w().gpu.pins[w().core.umems[umem].pins[0]].persistent);
-    // Host memory stays what it is, and nobody speaks of it.
+    // Host memory stays what it is, and nothing is logged about it.
     w().faults.push(Fault::GetIo);
     rt().printed.clear();
     assert_eq!(rdma::register(0x5000_0000, PAGE).map(|_| ()), Err(EFAULT));
     assert!(!said("refused"), "{:?}", rt().printed);
     w().faults.clear();
-    // A queue: the revocable client is not asked, so nobody knows whose it is.
+    // For a queue, the revocable client is not asked, so nobody knows whose memory it is.
     w().core.invalidation_supported = false;
     w().faults.push(Fault::GetIo);
     assert_eq!(rdma::register(VA, PAGE).map(|_| ()), Err(EFAULT));
@@ -492,7 +495,8 @@ fn memory_that_cannot_be_pinned_persistently_is_pinned_revocably_or_refused_in_w
     unload();
 }
 
-/// The provider allocates in proportion to the length: more than the BAR holds is not asked for.
+/// The provider allocates in proportion to the length, so it is not asked for more than the BAR
+/// holds.
 #[test]
 fn a_range_longer_than_its_bar_is_refused_before_the_provider_is_asked_for_it() {
     for mode in MODES {
@@ -504,7 +508,7 @@ fn a_range_longer_than_its_bar_is_refused_before_the_provider_is_asked_for_it() 
     }
 }
 
-/// The start of a long range is pinned, and its table is of no use.
+/// The start of a long range is pinned, but its table is useless.
 #[test]
 fn a_long_range_whose_start_has_an_odd_table_is_refused_with_the_reason() {
     let _turn = load(Mode::Persistent);
@@ -543,15 +547,15 @@ fn not_supported_makes_the_persistent_client_step_aside_once() {
 fn not_supported_is_the_answer_where_nothing_is_left() {
     let _turn = load(Mode::Legacy);
     w().faults.push(Fault::GetNotSupported);
-    // A queue: the revocable client is not asked, and the persistent one comes last.
+    // For a queue, the revocable client is not asked, and the persistent one comes last.
     w().core.invalidation_supported = false;
     assert_eq!(rdma::register(VA, PAGE).map(|_| ()), Err(EOPNOTSUPP));
     w().core.invalidation_supported = true;
     unload();
 }
 
-/// A queue where the platform refuses persistent pins: the core skips the revocable client, and the
-/// last one tells.
+/// The platform refuses persistent pins to a queue. The core skips the revocable client, so the
+/// last client reports it.
 #[test]
 fn memory_that_only_a_revocable_client_could_pin_is_refused_with_a_reason() {
     let _turn = load(Mode::Fallback);
@@ -559,7 +563,7 @@ fn memory_that_only_a_revocable_client_could_pin_is_refused_with_a_reason() {
     w().faults.push(Fault::GetNotSupported);
     assert_eq!(rdma::register(VA, PAGE).map(|_| ()), Err(EOPNOTSUPP));
     assert_eq!(w().gpu.gets, 1, "the last client asks the provider nothing");
-    // What is not ours stays so, and costs what it always did.
+    // Memory that is not ours is treated as before, at no higher cost.
     assert_eq!(rdma::register(VA + (1 << 32), PAGE).map(|_| ()), Err(EFAULT));
     assert_eq!(w().gpu.gets, 2);
     // Persistent pins work again.
@@ -569,8 +573,8 @@ fn memory_that_only_a_revocable_client_could_pin_is_refused_with_a_reason() {
     unload();
 }
 
-/// The core may skip the second client: what the first one left for it must not be found by a later
-/// question.
+/// The core may skip the second client. A later question must not find what the first client left
+/// for it.
 #[test]
 fn a_verdict_that_nobody_asked_for_is_forgotten() {
     let _turn = load(Mode::Fallback);
@@ -585,12 +589,13 @@ fn a_verdict_that_nobody_asked_for_is_forgotten() {
     unload();
 }
 
-/// The host bridge may have its own numbers for the bus. Without an IOMMU the NIC must be given
-/// those, which the DMA API does not know for MMIO; with one, what that says. The model looks each
-/// byte up as the NIC does, and takes an unmapping only of what the DMA API gave.
+/// The host bridge may have its own numbers for the bus. Without an IOMMU, the NIC must get those,
+/// which the DMA API does not know for MMIO. With one, it must get what the DMA API returns. The
+/// model looks each byte up as the NIC does, and accepts an unmapping only of what the DMA API
+/// returned.
 #[test]
 fn the_nic_is_given_bus_addresses() {
-    // Bus addresses may lie above and below those of the CPU.
+    // Bus addresses may be larger or smaller than those of the CPU.
     for bus_offset in [0, 8 << 40, u64::MAX - BAR + 1] {
         for iommu in [false, true] {
             for mode in MODES {
@@ -608,7 +613,7 @@ fn the_nic_is_given_bus_addresses() {
 }
 
 /// An IOMMU may give a mapping the address that the memory has for the CPU. That does not make the
-/// device one without translation. The model follows each address that the NIC is given.
+/// device one without translation. The model follows each address that the NIC gets.
 #[test]
 fn an_iova_that_equals_the_physical_address_is_translated_all_the_same() {
     for bus_offset in [0, 8 << 40] {
@@ -623,8 +628,8 @@ fn an_iova_that_equals_the_physical_address_is_translated_all_the_same() {
     }
 }
 
-/// A device without translation reaches the whole BAR anyway. Behind an IOMMU it reaches what is
-/// mapped: the pin, and nothing else.
+/// A device without translation reaches the whole BAR anyway. Behind an IOMMU, it reaches only what
+/// is mapped: the pin.
 #[test]
 fn broken_memory_is_mapped_at_once_where_nothing_is_translated() {
     for (iommu, mappings) in [(false, 1), (true, 4)] {
@@ -636,7 +641,7 @@ fn broken_memory_is_mapped_at_once_where_nothing_is_translated() {
             let umem = rdma::register(VA, 4 * PAGE).expect("GPU memory");
             let live = || w().maps.iter().filter(|m| m.live);
             assert_eq!(live().count(), mappings);
-            // Four pages, each with a gap of one behind it but the last.
+            // There are four pages, each with a gap of one page behind it, except for the last.
             assert_eq!(live().map(|m| m.len).sum::<u64>(), if iommu { 4 } else { 7 } * PAGE);
             rdma::deregister(umem);
             assert_eq!(live().count(), 0);
@@ -645,8 +650,8 @@ fn broken_memory_is_mapped_at_once_where_nothing_is_translated() {
     }
 }
 
-/// RAM to the kernel, wherever it lies: only a provider's mapping is right for it, and the model's
-/// maps nothing.
+/// Coherent memory is RAM to the kernel, wherever it lies. Only the provider's mapping is right for
+/// it, and the model's maps nothing.
 #[test]
 fn coherent_memory_is_never_mapped_as_a_bar() {
     fn coherent(t: &mut PageTable) {
@@ -672,7 +677,7 @@ fn coherent_memory_is_never_mapped_as_a_bar() {
     }
 }
 
-/// Pages of 128 KiB: what they describe is known where the range begins with one.
+/// Tests pages of 128 KiB. It is known what they describe if the range begins with one.
 #[test]
 fn pages_of_128_kib_begin_where_the_range_does() {
     fn pages_of_128_kib(t: &mut PageTable) {
@@ -686,14 +691,15 @@ fn pages_of_128_kib_begin_where_the_range_does() {
         assert_eq!(VA % (2 * PAGE), 0);
         // The model looks at each byte that the table covers.
         assert!(rdma::register(VA + 0x3210, 2 * PAGE - 0x4000).is_ok(), "{:?}", rt().printed);
-        // Is the first address that of the page around the range's start, or that of the start?
+        // Here it is unclear whether the first address is that of the page around the range's
+        // start, or that of the start.
         assert_eq!(rdma::register(VA + PAGE, 2 * PAGE), Err(gpu::EIO));
         assert!(said("entries"), "{:?}", rt().printed);
         unload();
     }
 }
 
-/// The GPUs are locked meanwhile.
+/// The GPUs are locked during the question.
 #[test]
 fn the_provider_is_asked_with_one_granule() {
     let _turn = load(Mode::Persistent);
@@ -710,7 +716,7 @@ fn the_provider_is_asked_once_for_each_of_many_pairs() {
     let _turn = load(Mode::Fallback);
     for round in 0..2 {
         for nic in 0..NICS {
-            // Functions of many buses: eight each, then the next device.
+            // Use functions of many buses: eight functions each, then the next device.
             w().nic = 0x1_0000 + ((nic / 8) << 8) + nic % 8;
             let umem = rdma::register(VA, PAGE).expect("GPU memory");
             rdma::deregister(umem);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! loom's atomics behind `from_ptr()`, as `core`'s have it. Each execution begins with what the
-//! static says.
+//! Provides `from_ptr()` for loom's atomics, like `core`'s. Each execution begins with the static's
+//! value.
 
 pub use loom::sync::atomic::Ordering;
 use std::collections::HashMap;
@@ -11,15 +11,15 @@ loom::lazy_static! {
     static ref WORDS: Mutex<HashMap<usize, &'static loom::sync::atomic::AtomicU64>> = Mutex::new(HashMap::new());
 }
 
-/// To be called before the first thread is started: the thread that makes the table is ordered
-/// before all others.
+/// Begins an execution. It must be called before the first thread is started: the thread that makes
+/// the table is ordered before all others.
 pub fn begin() {
     drop(WORDS.lock());
 }
 
 fn word(address: usize, first: u64) -> &'static loom::sync::atomic::AtomicU64 {
     let mut words = WORDS.lock().expect("no panic under it");
-    // A few words per execution; loom's own are gone with the execution.
+    // These are a few words per execution. loom's own state ends with the execution.
     words.entry(address).or_insert_with(|| Box::leak(Box::new(loom::sync::atomic::AtomicU64::new(first))))
 }
 
@@ -28,6 +28,8 @@ macro_rules! atomic {
         pub struct $name(&'static loom::sync::atomic::AtomicU64);
 
         impl $name {
+            /// Returns the atomic behind a pointer.
+            ///
             /// # Safety
             ///
             /// The pointer is valid, and to a static.

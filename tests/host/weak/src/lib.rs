@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! kernel-lite's atomics and `Arc`, and the orderings of the module's `READY`, under loom: the
-//! shipped files, with `core`'s atomics replaced by loom's (build.rs), in every order of steps and
-//! with every value that a weak load may see. The models beside this crate explore more of the
-//! module, but know sequentially consistent atomics only.
+//! Tests kernel-lite's atomics and `Arc`, and the orderings of the module's `READY`, under loom.
+//! The shipped files have `core`'s atomics replaced by loom's (build.rs), and run in every order of
+//! steps and with every value that a weak load may see. The models beside this crate explore more
+//! of the module, but know sequentially consistent atomics only.
 
-// `world` is compiled once for each variant: that is the point.
+// `world` is compiled once for each variant on purpose.
 #![allow(clippy::duplicate_mod)]
 
-// For the functions of kernel-lite's backend.
+// This links the functions of kernel-lite's backend.
 extern crate helpers as _;
 
 pub mod by_address;

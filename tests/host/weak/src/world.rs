@@ -13,7 +13,7 @@ use loom::sync::atomic::{fence, Ordering};
 use loom::sync::{Mutex, MutexGuard};
 use loom::thread;
 
-/// What one thread writes and another reads: loom looks whether the one is ordered before the
+/// A word that one thread writes and another reads. loom checks that the one is ordered before the
 /// other.
 struct Word(UnsafeCell<u64>);
 
@@ -38,21 +38,21 @@ impl Word {
     }
 }
 
-/// A lock as the kernel has it: what one holder wrote comes before what a later one writes, also
-/// for those who do not take the lock (po-unlock-lock-po of tools/memory-model). C11 does not
-/// promise that; a fence does.
+/// Locks as the kernel does: what one holder wrote comes before what a later one writes, even for
+/// threads that do not take the lock (po-unlock-lock-po of tools/memory-model). C11 does not
+/// promise that, but a fence does.
 fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     let guard = lock.lock().expect("no panic under it");
     fence(Ordering::Release);
     guard
 }
 
-/// What is shared by threads of one execution, without ordering them.
+/// Returns a value that threads of one execution share, without ordering them.
 fn shared<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
 
-/// The last reference's end sees what all others did.
+/// The end of the last reference sees what all others did.
 pub fn last_reference() {
     struct Payload(Word);
     impl Drop for Payload {
@@ -70,7 +70,7 @@ pub fn last_reference() {
     reader.join().unwrap();
 }
 
-/// Who is asked and sees that module init is over reads what it wrote.
+/// A callback that sees that module init is over reads what that wrote.
 pub fn slots_are_written_before_ready() {
     by_address::begin();
     let slots = shared(Word::new());
@@ -85,8 +85,8 @@ pub fn slots_are_written_before_ready() {
     asked.join().unwrap();
 }
 
-/// The free callback reads the slots without a look at `READY`: it finds a registration under the
-/// registry lock, which one that saw `READY` has entered there.
+/// The free callback reads the slots without looking at `READY`: it finds a registration under the
+/// registry lock, where a thread that saw `READY` has entered it.
 pub fn a_callback_reads_the_slots() {
     by_address::begin();
     let (slots, registry) = (shared(Word::new()), shared(Mutex::new(false)));
@@ -107,7 +107,7 @@ pub fn a_callback_reads_the_slots() {
     callback.join().unwrap();
 }
 
-/// Who reads the ends first finds no end without its beginning; another task ended it.
+/// A reader that reads the ends first finds no end without its beginning. Another task ended it.
 pub fn no_end_without_a_beginning() {
     by_address::begin();
     let (pins, unpins) = (shared(Counter::new()), shared(Counter::new()));
@@ -133,7 +133,7 @@ pub fn no_end_without_a_beginning() {
     reader.join().unwrap();
 }
 
-/// The longest of two calls is the longest.
+/// The longest of two calls is kept.
 pub fn the_longest_stays() {
     by_address::begin();
     let longest = shared(Counter::new());
@@ -144,7 +144,7 @@ pub fn the_longest_stays() {
     assert_eq!(longest.value(), 7, "a longer one was forgotten");
 }
 
-/// Orphans are never fewer than none, and none when all have ended.
+/// The count of orphans is never below zero, and is zero when all have ended.
 pub fn orphans_are_counted() {
     by_address::begin();
     assert_eq!(orphans::now(), 0);
@@ -159,12 +159,12 @@ pub fn orphans_are_counted() {
     assert_eq!(orphans::now(), 0, "an orphan is counted wrong");
 }
 
-/// A thread that was told of an orphan finds it, though the look at the count takes no lock.
+/// A thread that was told of an orphan finds it, although the look at the count takes no lock.
 pub fn an_orphan_is_found() {
     told_of_an_orphan(Ordering::Release);
 }
 
-/// The same where nobody is told: it may be missed, so the look is not ordered by anything else.
+/// If the thread was not told, it may miss the orphan, so nothing else orders the look.
 pub fn an_orphan_is_missed() {
     told_of_an_orphan(Ordering::Relaxed);
 }
