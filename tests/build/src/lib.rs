@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A throw-away kernel build tree, and `make` run against it.
+//! Makes a throw-away kernel build tree, and runs `make` against it.
 
 pub mod node;
 
@@ -24,7 +24,7 @@ pub struct FakeKernel {
     dir: TempDir,
 }
 
-/// What a call of `make` left.
+/// The result of a call of `make`.
 pub struct Outcome {
     /// Whether it succeeded.
     pub ok: bool,
@@ -32,7 +32,7 @@ pub struct Outcome {
     pub text: String,
 }
 
-/// Of these two, what the assembler of this machine takes.
+/// Returns the one of these two that the assembler of this machine accepts.
 pub fn asm(x86: &'static str, arm64: &'static str) -> &'static str {
     if cfg!(target_arch = "aarch64") {
         arm64
@@ -42,10 +42,10 @@ pub fn asm(x86: &'static str, arm64: &'static str) -> &'static str {
 }
 
 impl FakeKernel {
-    /// Release of the kernel that the tree is of; no such kernel is installed anywhere.
+    /// The release of the kernel that the tree belongs to. No such kernel is installed anywhere.
     pub const RELEASE: &'static str = "7.2.0-fake";
 
-    /// A configured kernel with Rust, built by the rustc that runs here.
+    /// Makes the tree of a configured kernel with Rust, built by the rustc that runs here.
     pub fn new() -> Self {
         let kernel = Self { dir: TempDir::new().expect("temporary folder") };
         let rustc = run(Command::new("rustc").arg("--version")).text;
@@ -60,7 +60,7 @@ impl FakeKernel {
         kernel
     }
 
-    /// The tree's root.
+    /// Returns the tree's root.
     pub fn path(&self) -> &Path {
         self.dir.path()
     }
@@ -83,8 +83,8 @@ impl FakeKernel {
         fs::remove_file(self.path().join(name)).expect("file");
     }
 
-    /// Writes the crates that kernel-lite needs, as far as anybody looks, in the folder `deps`; the
-    /// setting that names it.
+    /// Writes the crates that kernel-lite needs, as far as anybody looks, in the folder `deps`.
+    /// Returns the setting that names it.
     pub fn deps(&self) -> String {
         for file in CRATES {
             self.write(&format!("deps/{file}"), "");
@@ -92,17 +92,17 @@ impl FakeKernel {
         format!("DEPS={}", self.path().join("deps").display())
     }
 
-    /// A program that the tests put before the system's own of the same name.
+    /// Writes a program that the tests put before the system's own of the same name.
     pub fn program(&self, name: &str, script: &str) {
         program(self.path(), name, script);
     }
 
-    /// The `PATH` with the tests' own programs first.
+    /// Returns the `PATH` with the tests' own programs first.
     pub fn search_path(&self) -> String {
         format!("{}:{}", self.path().join("bin").display(), std::env::var("PATH").expect("PATH"))
     }
 
-    /// The same for a plain user of Debian, who has no sbin in it.
+    /// Returns that `PATH` for a plain user of Debian, which has no sbin.
     pub fn users_path(&self) -> String {
         let path = std::env::var("PATH").expect("PATH");
         let path: Vec<&str> =
@@ -110,8 +110,8 @@ impl FakeKernel {
         format!("{}:{}", self.path().join("bin").display(), path.join(":"))
     }
 
-    /// An object with a `.modinfo` section, which `modinfo` reads, of these lines, and with the
-    /// callback that mk/callback-tail.sh looks for.
+    /// Makes an object with a `.modinfo` section of these lines, which `modinfo` reads, and with
+    /// the callback that mk/callback-tail.sh looks for.
     pub fn module(&self, name: &str, modinfo: &[&str]) -> PathBuf {
         let lines: String = modinfo.iter().map(|line| format!(".asciz \"{line}\"\n")).collect();
         let source = self.write(
@@ -146,7 +146,7 @@ impl Default for FakeKernel {
     }
 }
 
-/// The checkout under test.
+/// Returns the checkout under test.
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
 }

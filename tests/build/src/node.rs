@@ -155,7 +155,7 @@ impl Node {
         self.log().split("insmod").take(insmod).map(|part| count(part, "look")).sum()
     }
 
-    /// Waits until something is so; panics after 20 seconds.
+    /// Waits until a condition holds, and panics after 20 seconds.
     pub fn wait(&self, what: &str, until: impl Fn() -> bool) {
         let start = Instant::now();
         while !until() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The patches in `bench/` fit the sources: a measurement that cannot be repeated is none.
+//! Tests that the patches in `bench/` fit the sources: a measurement that cannot be repeated is
+//! worthless.
 
 use build_tests::repository;
 use std::fs;

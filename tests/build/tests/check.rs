@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! mk/check.sh passes only what it has checked, whatever is missing.
+//! Tests that mk/check.sh passes only what it has checked, whatever is missing.
 
 use build_tests::{repository, run, Outcome};
 use std::fs;
@@ -9,12 +9,13 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Stand-ins of these programs, before the system's own; cargo writes where it was called.
+/// Runs mk/check.sh with stand-ins of these programs before the system's own. cargo writes down
+/// where it was called.
 fn check(dir: &Path, programs: &[(&str, &str)], cargo: &str) -> (Outcome, String) {
     let bin = TempDir::new().expect("folder");
     let log = bin.path().join("log");
     let cargo_script = format!("echo \"$PWD $1\" >>'{}'", log.display());
-    // What the test asks for comes last, in place of the usual.
+    // The programs that the test asks for come last and replace the usual ones.
     for (name, script) in [("cargo", cargo_script.as_str()), ("rustfmt", "exit 0")].iter().chain(programs) {
         let file = bin.path().join(name);
         fs::write(&file, format!("#!/bin/sh\n{script}\n")).expect("file");
@@ -30,7 +31,7 @@ fn check(dir: &Path, programs: &[(&str, &str)], cargo: &str) -> (Outcome, String
     (outcome, fs::read_to_string(log).unwrap_or_default())
 }
 
-/// No `.git`, or a clone of another user.
+/// git fails if there is no `.git`, or in a clone of another user.
 #[test]
 fn every_workspace_is_checked_where_git_fails() {
     let (outcome, log) = check(&repository(), &[("git", "echo 'fatal: dubious ownership' >&2; exit 128")], "cargo");

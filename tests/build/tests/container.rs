@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! packaging/container/peermem on a played node: when it builds, loads and unloads.
+//! Tests when packaging/container/peermem, on a played node, builds, loads and unloads.
 
 use build_tests::node::{count, kernel, Node};
 use build_tests::{repository, run};
@@ -45,7 +45,7 @@ fn the_nodes_own_core() {
     node.wait("the module", || node.loaded());
 }
 
-/// The driver's container restarts: the module lets the driver go, and is built again against the
+/// The driver's container restarts. The module lets the driver go, and is built again against the
 /// new one.
 #[test]
 fn a_driver_that_restarts() {
@@ -60,7 +60,7 @@ fn a_driver_that_restarts() {
     assert_eq!(count(&node.log(), "make "), 2, "{}", node.log());
 }
 
-/// The core's container restarts: the module lets the core go, also when a registration ends late,
+/// The core's container restarts. The module lets the core go, even if a registration ends late,
 /// and is not built again against the same core.
 #[test]
 fn a_core_that_restarts() {
@@ -94,7 +94,8 @@ fn nvidias_module_gives_way_unless_it_is_in_use() {
     node.wait("ours", || node.path("proc/driver/nvidia-peermem").exists());
 }
 
-/// What the admin or a new image wants comes as soon as no registration keeps the loaded module.
+/// What the admin or a new image wants takes effect as soon as no registration keeps the loaded
+/// module.
 #[test]
 fn other_parameters_and_another_version() {
     let mut node = Node::with_both();
@@ -105,7 +106,7 @@ fn other_parameters_and_another_version() {
     node.write("sys/module/nvidia_peermem/refcnt", "1");
     node.stop();
     assert!(node.loaded(), "{}", node.said());
-    // The same image takes over what is loaded, another one waits.
+    // The same image takes over what is loaded. Another one waits.
     node.start(&[]);
     node.says("loaded: version 1.0 with revocable_fallback=1");
     node.write("src/VERSION", "2.0\n");
@@ -128,7 +129,8 @@ fn a_build_that_fails_says_why_once_and_is_tried_again() {
     node.wait("the module", || node.loaded());
 }
 
-/// It says insmod's reason, does not build the same again, and tries less and less often.
+/// The program prints insmod's reason, does not build the same again, and tries less and less
+/// often.
 #[test]
 fn a_module_that_does_not_load() {
     let mut node = Node::with_both();
@@ -136,7 +138,7 @@ fn a_module_that_does_not_load() {
     node.start(&[]);
     node.says("not loaded: insmod: ERROR: could not insert module: no reason at all");
     node.wait("four tries", || count(&node.log(), "insmod") > 3);
-    // Before the fourth: three tries, and 1 + 2 + 4 looks without one.
+    // Before the fourth insmod, there were three tries, and 1 + 2 + 4 looks without one.
     assert_eq!(node.looks_before(4), 10, "{}", node.log());
     assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
     assert_eq!(node.said().lines().count(), 1, "{}", node.said());
@@ -151,7 +153,7 @@ fn fixed_parameters_apply_at_once() {
     node.write("does-not-load", "");
     node.start(&[]);
     node.wait("six tries", || count(&node.log(), "insmod") > 5);
-    // The seventh would come after 33 looks.
+    // The seventh try would come after 33 looks.
     node.write("drivers/nvidia-peermem.conf", "revocable_fallback=1\n");
     node.wait("another try", || count(&node.log(), "insmod") > 6);
     assert!(node.looks_before(7) - node.looks_before(6) < 33, "{}", node.log());

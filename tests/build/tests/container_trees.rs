@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! packaging/container/peermem on a played node: against which trees it builds, wherever they lie, and
-//! when what it has built still serves.
+//! Tests, on a played node, which trees packaging/container/peermem builds against, wherever they
+//! lie, and when it can use what it has built before.
 
 use build_tests::node::{count, kernel, Node};
 use build_tests::repository;
@@ -15,13 +15,14 @@ fn driver_pod_is_deleted(node: &Node) {
     node.wait("the unloading", || !node.loaded());
 }
 
-/// It comes back by its fast path: the loaded driver has stayed, and the new container has no trees.
+/// Brings the pod back by its fast path: the loaded driver has stayed, and the new container has no
+/// trees.
 fn driver_pod_is_back(node: &Node) {
     node.write("run/nvidia/driver/usr/bin/nvidia-smi", "");
     node.write("run/nvidia/validations/.driver-ctr-ready", "");
 }
 
-/// Loads the driver anew, as another build.
+/// Loads the driver anew, from another build.
 fn driver_is_upgraded(node: &Node) {
     fs::remove_dir_all(node.path("sys/module/nvidia")).expect("folder");
     node.write("sys/module/nvidia/srcversion", "B\n");
@@ -57,7 +58,8 @@ fn the_same_driver_with_new_trees_needs_no_build() {
     assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
 }
 
-/// Another driver, or another core, or the same after a reboot: what was built is not taken.
+/// With another driver or another core, or the same ones after a reboot, what was built before is
+/// not used.
 #[test]
 fn another_neighbour_needs_a_build() {
     for what in ["driver", "core", "boot"] {
@@ -84,7 +86,7 @@ fn another_neighbour_needs_a_build() {
     }
 }
 
-/// A driver that was upgraded by a container without trees: the old file is not inserted, and the log
+/// A driver was upgraded by a container without trees. The old file is not inserted, and the log
 /// says what is missing.
 #[test]
 fn an_upgraded_driver_without_trees_gets_no_old_file() {
@@ -100,7 +102,7 @@ fn an_upgraded_driver_without_trees_gets_no_old_file() {
     assert!(!node.loaded(), "{}", node.log());
 }
 
-/// The core's or the driver's container goes down while the module is built.
+/// The core's or the driver's container stops while the module is built.
 #[test]
 fn nothing_is_inserted_once_a_neighbour_has_gone() {
     for ready in ["mellanox/drivers/.driver-ready", "nvidia/validations/.driver-ctr-ready"] {
@@ -115,7 +117,7 @@ fn nothing_is_inserted_once_a_neighbour_has_gone() {
     }
 }
 
-/// A neighbour goes and comes back as another while the module is built: it is built again.
+/// A neighbour is replaced by another while the module is built, so it is built again.
 #[test]
 fn a_neighbour_that_changed_during_the_build() {
     let mut node = Node::with_both();
@@ -174,7 +176,7 @@ fn the_nodes_ofed_behind_links() {
     }
 }
 
-/// `default` of another kernel is not built against, and that is said.
+/// The module is not built against `default` of another kernel, and a line says so.
 #[test]
 fn the_nodes_ofed_for_another_kernel() {
     let mut node = Node::new();

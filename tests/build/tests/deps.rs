@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `make deps`: the crates that kernel-lite needs, by cargo.
+//! Tests `make deps`, which fetches the crates that kernel-lite needs with cargo.
 
 use build_tests::{repository, run, Outcome, CRATES};
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Runs `make deps` with a cargo that is this script and is given the folder to write to as `$to`.
+/// Runs `make deps` with a cargo that is this script and gets the folder to write to as `$to`.
 fn deps(dir: &Path, cargo: &str) -> Outcome {
     let program = dir.join("cargo");
     fs::write(&program, format!("#!/bin/sh\nfor to; do :; done\n{cargo}\n")).expect("file");
@@ -52,7 +52,7 @@ fn what_is_whole_is_not_fetched_again() {
     assert!(again.ok && again.text.is_empty(), "{}", again.text);
 }
 
-/// A folder of an earlier release, or one that somebody has cut, is made anew.
+/// A folder of an earlier release, or one from which something was deleted, is made anew.
 #[test]
 fn what_is_not_whole_is_replaced() {
     let dir = TempDir::new().expect("temporary folder");
@@ -114,7 +114,7 @@ fn cargo_brings_them() {
     assert!(CRATES.iter().all(|file| dir.path().join("deps").join(file).exists()));
 }
 
-/// The folder is where the lab's is.
+/// The folder is the same as the lab's.
 #[test]
 fn the_cache_of_the_environment() {
     for (settings, place) in [
@@ -136,7 +136,7 @@ fn the_cache_of_the_environment() {
             make.env_remove(name);
         }
         make.envs(settings.into_iter().map(|(name, folder)| (name, dir.path().join(folder))));
-        // What is there is found: nothing is fetched.
+        // The crates that exist are found, and nothing is fetched.
         let outcome = run(&mut make);
         assert!(outcome.ok, "{place}: {}", outcome.text);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a page links to and what a comment cites is in the tree.
+//! Tests that what a page links to and what a comment cites is in the tree.
 
 use build_tests::repository;
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
-/// The files of the repository.
+/// Returns the files of the repository.
 fn files() -> BTreeSet<String> {
     let out = Command::new("git").current_dir(repository()).arg("ls-files").output().expect("git");
     String::from_utf8(out.stdout).expect("UTF-8").lines().map(str::to_string).collect()
@@ -18,8 +18,8 @@ fn read(file: &str) -> String {
     fs::read_to_string(repository().join(file)).unwrap_or_default()
 }
 
-/// The names that a link may have behind its `#`: of headings as forges make them, and those set by
-/// hand.
+/// Returns the names that a link may have behind its `#`: those of headings as forges make them,
+/// and those set by hand.
 fn anchors(page: &str) -> BTreeSet<String> {
     let text = read(page);
     let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| {
@@ -30,7 +30,7 @@ fn anchors(page: &str) -> BTreeSet<String> {
     headings.chain(by_hand).collect()
 }
 
-/// Whether `target` leads somewhere from `file`.
+/// Returns whether the link `target` in `file` leads somewhere.
 fn leads(file: &str, target: &str) -> bool {
     let (page, anchor) = target.split_once('#').unwrap_or((target, ""));
     let mut path = PathBuf::from(file);

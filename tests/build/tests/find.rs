@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! mk/find.sh on a played root: which folders of OFED and of the GPU driver are a kernel's own.
+//! Tests, on a played root, which folders of OFED and of the GPU driver mk/find.sh takes for a
+//! kernel's own.
 
 use build_tests::{repository, run};
 use std::fs;
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 const KERNEL: &str = "6.8.0-116-generic";
 const FORMER: &str = "5.15.0-97-generic";
 
-/// A root, in which modinfo and modprobe say what the test has them say.
+/// A root in which modinfo and modprobe print what the test wants.
 struct Root(TempDir);
 
 impl Root {
@@ -28,7 +29,7 @@ impl Root {
         fs::write(file, text).expect("file");
     }
 
-    /// Links are to the root's own paths.
+    /// Makes a link to one of the root's own paths.
     fn link(&self, target: &str, name: &str) {
         let file = self.0.path().join(name);
         fs::create_dir_all(file.parent().expect("folder")).expect("folder");
@@ -75,7 +76,8 @@ impl Root {
     }
 }
 
-/// Asserts that a root has nothing for the kernel, and that it is said of `default` for which it is.
+/// Asserts that a root has nothing for the kernel, and that a line says which kernel `default` is
+/// for.
 fn default_is_left_out(lay: impl Fn(&Root)) {
     let root = Root::new();
     lay(&root);
@@ -102,7 +104,7 @@ fn a_default_of_another_kernel_is_not_used_in_any_shape() {
         root.symvers(&format!("usr/src/ofa_kernel-dkms/x86_64/{FORMER}"));
         root.link(&format!("/usr/src/ofa_kernel-dkms/x86_64/{FORMER}"), "usr/src/ofa_kernel/default");
     });
-    // By what the folder itself says.
+    // The folder itself says so.
     default_is_left_out(|root| {
         root.symvers("usr/src/ofa_kernel/default");
         root.write(
@@ -110,7 +112,7 @@ fn a_default_of_another_kernel_is_not_used_in_any_shape() {
             &format!("#define UTS_RELEASE \"{FORMER}\"\n"),
         );
     });
-    // A folder of this kernel's name that leads elsewhere.
+    // A folder has this kernel's name, but leads elsewhere.
     let root = Root::new();
     root.symvers(&format!("usr/src/ofa_kernel/x86_64/{FORMER}"));
     root.link(FORMER, &format!("usr/src/ofa_kernel/x86_64/{KERNEL}"));
@@ -141,7 +143,8 @@ fn this_kernels_own_comes_before_default() {
     assert!(kernels.is_empty(), "{kernels:?}");
 }
 
-/// RHEL's weak-updates: the kernel loads what was built for another one, so that one's versions count.
+/// With RHEL's weak-updates, the kernel loads what was built for another kernel, so that kernel's
+/// versions count.
 #[test]
 fn a_core_and_a_driver_by_weak_updates() {
     let root = Root::new();
@@ -169,7 +172,8 @@ fn a_core_and_a_driver_by_weak_updates() {
     assert!(notes.contains("loads the GPU driver that was built for kernel"), "{notes}");
 }
 
-/// Each packager has a name of his own for the driver's folder; another version's is nobody's.
+/// Each packager has a name of his own for the driver's folder. A folder of another version does
+/// not count.
 #[test]
 fn the_drivers_folder_under_each_name() {
     for folder in [
@@ -192,7 +196,7 @@ fn the_drivers_folder_under_each_name() {
     }
 }
 
-/// What the driver's or core's own modules want of it tells another build's versions.
+/// The driver's or core's own modules need symbols with another build's versions.
 #[test]
 fn versions_of_another_build() {
     let root = Root::new();

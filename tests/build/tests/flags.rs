@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! kernel-lite.mk: the flags that it finds for a compiler, asked of one that knows what it is told
-//! to; and where it writes.
+//! Tests the flags that kernel-lite.mk finds for a compiler, with a compiler that knows what the
+//! test wants, and the folders that it writes to.
 
 use build_tests::{repository, run};
 use std::fs;
@@ -9,8 +9,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// The flags on a kernel of Debian's configuration, for a rustc of this version that refuses these
-/// options.
+/// Returns the flags on a kernel of Debian's configuration, for a rustc of this version that
+/// refuses these options.
 fn flags(version: &str, unknown: &[&str]) -> String {
     let dir = TempDir::new().expect("temporary folder");
     let rustc = dir.path().join("rustc");
@@ -25,7 +25,7 @@ fn flags(version: &str, unknown: &[&str]) -> String {
     flags_by(&rustc.display().to_string(), &config)
 }
 
-/// The flags on a kernel of this configuration, for this rustc.
+/// Returns the flags on a kernel of this configuration, for this rustc.
 fn flags_by(rustc: &str, config: &[&str]) -> String {
     let dir = TempDir::new().expect("temporary folder");
     let makefile = dir.path().join("Makefile");
@@ -41,8 +41,8 @@ fn flags_by(rustc: &str, config: &[&str]) -> String {
     made.text
 }
 
-/// arm64: what the kernel does with return addresses and indirect calls. The installed rustc takes
-/// each of these flags for arm64's target.
+/// Tests what arm64 kernels do with return addresses and indirect calls. The installed rustc
+/// accepts each of these flags for arm64's target.
 #[test]
 fn what_arm64_kernels_ask() {
     const BTI: &str = "-Zbranch-protection=bti,pac-ret";
@@ -58,7 +58,7 @@ fn what_arm64_kernels_ask() {
         (&["SHADOW_CALL_STACK", "UNWIND_PATCH_PAC_INTO_SCS"], &["-Zfixed-x18", UNWIND]),
     ] {
         let flags = flags_by("rustc", &[&["ARM64"], config].concat());
-        // Make leaves more than one space where a flag is left out.
+        // make leaves more than one space where a flag is left out.
         let flags = flags.split_whitespace().collect::<Vec<_>>().join(" ");
         for flag in all {
             assert_eq!(flags.contains(flag), wanted.contains(&flag), "{config:?}: {flag} in {flags}");
@@ -73,8 +73,8 @@ fn what_arm64_kernels_ask() {
     }
 }
 
-/// Debian 13's: other spellings, warnings of the target features in each crate, and no prefix of
-/// indirect calls at all.
+/// Debian 13's rustc has other spellings, warnings about the target features in each crate, and no
+/// prefix of indirect calls at all.
 #[test]
 fn rustc_1_85() {
     let flags = flags("1.85.1", &["-Cjump-tables", "-Zretpoline-external-thunk", "-Zindirect-branch-cs-prefix"]);
@@ -93,14 +93,14 @@ fn a_newer_rustc() {
     assert!(!flags.contains("no-spelling") && !flags.contains("-Awarnings"), "{flags}");
 }
 
-/// What must be there is not left out in silence: rustc refuses the flag that says so.
+/// A required mitigation is not left out silently: rustc refuses the flag that asks for it.
 #[test]
 fn no_spelling_of_a_mitigation() {
     let flags = flags("1.84.0", &["-Zretpoline-external-thunk", "-Ctarget-feature"]);
     assert!(flags.contains("-kernel-lite-no-spelling-of=-Zretpoline-external-thunk"), "{flags}");
 }
 
-/// The headers of a kernel belong to root. Before 6.13 make runs in them, and so does rustc.
+/// The headers of a kernel belong to root. Before 6.13, make runs in them, and so does rustc.
 #[test]
 fn a_build_tree_that_only_root_may_write() {
     let dir = TempDir::new().expect("temporary folder");
@@ -126,7 +126,7 @@ fn a_build_tree_that_only_root_may_write() {
         // The test may run as root, whom the mode of a folder would not stop.
         let mut make = Command::new("setpriv");
         make.args(["--bounding-set=-dac_override", "make", "-sf"]).arg(makefile).current_dir(&tree);
-        // As the kernel's own Makefile has it.
+        // The kernel's own Makefile sets this.
         make.env("RUSTC_BOOTSTRAP", "1");
         let outcome = run(&mut make);
         assert!(outcome.ok && made.exists(), "{rule}: {}", outcome.text);

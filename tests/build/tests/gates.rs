@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The gates behind each build: a module that they find fault with is removed, and one line says
-//! with what.
+//! Tests the gates behind each build: they remove a module in which they find a fault, and print
+//! the fault in one line.
 
 use build_tests::{asm, repository, run, FakeKernel};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// An object that refers to this symbol, as the module of a build in `out`.
+/// Makes an object that refers to this symbol, as the module of a build in `out`.
 fn module(kernel: &FakeKernel, symbol: &str) -> PathBuf {
     assembled(kernel, &format!(".data\n.quad {symbol}\n"))
 }
 
-/// An object made of these lines, as the module of a build in `out`.
+/// Makes an object from these lines, as the module of a build in `out`.
 fn assembled(kernel: &FakeKernel, lines: &str) -> PathBuf {
     let source = kernel.write("out/module.s", lines);
     let object = kernel.path().join("out/nvidia-peermem.ko");
@@ -56,7 +56,7 @@ fn a_gpl_only_import_with_kernel_lite() {
     }
 }
 
-/// Where LLVM is the only toolchain, each gate takes its nm.
+/// If LLVM is the only toolchain, each gate uses its nm.
 #[test]
 fn without_binutils() {
     let kernel = FakeKernel::new();
@@ -77,8 +77,8 @@ fn without_binutils() {
     assert!(!outcome.ok && !built.exists() && outcome.text.contains("panic_bounds_check"), "{}", outcome.text);
 }
 
-/// With lock debugging mutex_lock() is a GPL-only function of another name; everything else is as
-/// anywhere.
+/// With lock debugging, mutex_lock() is a GPL-only function of another name. Everything else is the
+/// same.
 #[test]
 fn a_gpl_only_import_where_locks_are_debugged() {
     let kernel = FakeKernel::new();
@@ -92,7 +92,7 @@ fn a_gpl_only_import_where_locks_are_debugged() {
     let built = module(&kernel, "mutex_lock_nested\n.quad class_create");
     let outcome = run(&mut plain_exports(&kernel, "lite"));
     assert!(!outcome.ok && !built.exists() && outcome.text.contains("was removed: class_create"), "{}", outcome.text);
-    // Without it nothing is pardoned.
+    // Without it, nothing is excused.
     kernel.config("");
     let built = module(&kernel, "mutex_lock_nested");
     assert!(!run(&mut plain_exports(&kernel, "lite")).ok && !built.exists());
@@ -108,12 +108,12 @@ fn a_panic_path() {
     assert!(run(&mut no_panic(&built)).ok && built.exists());
 }
 
-/// What this gate says of a module of this code, and whether it left the module.
+/// Returns what this gate prints about a module of this code, and whether it left the module.
 fn judged(gate: &str, code: &str) -> (bool, String) {
     judged_for(&FakeKernel::new(), gate, code)
 }
 
-/// The same for this kernel.
+/// Returns the same for this kernel.
 fn judged_for(kernel: &FakeKernel, gate: &str, code: &str) -> (bool, String) {
     let built = assembled(kernel, code);
     let gate = repository().join("mk").join(gate);
@@ -135,7 +135,7 @@ fn a_callback_that_returns_through_the_module() {
     }
 }
 
-/// module_put() does nothing in a kernel that cannot unload modules, so nothing jumps there.
+/// module_put() does nothing in a kernel that cannot unload modules, so no function jumps there.
 #[test]
 fn a_callback_for_a_kernel_that_cannot_unload() {
     let kernel = FakeKernel::new();
@@ -146,7 +146,7 @@ fn a_callback_for_a_kernel_that_cannot_unload() {
     assert!(!judged_for(&kernel, "callback-tail.sh", code).0);
 }
 
-/// What arm64's loader does not know, x86's does not either.
+/// A relocation that arm64's loader does not know is unknown to x86's, too.
 #[test]
 fn a_relocation_by_a_table_of_addresses() {
     let relocations = |code: &str| judged("relocations.sh", &format!("f:\n{code}\nret\n"));
@@ -155,7 +155,7 @@ fn a_relocation_by_a_table_of_addresses() {
     assert!(!ok && text.contains("was removed") && text.contains("kfree"), "{text}");
 }
 
-/// Where the processor checks indirect calls, in a table of callbacks or as an argument.
+/// The processor checks indirect calls, to a callback in a table or passed as an argument.
 #[test]
 fn a_callback_that_an_indirect_call_must_not_reach() {
     let kernel = FakeKernel::new();
@@ -177,8 +177,8 @@ fn a_callback_that_an_indirect_call_must_not_reach() {
     assert_eq!(pads("nop", "ret"), (true, String::new()));
 }
 
-/// Where the kernel keeps return addresses at x18, too. objdump's words are given: this machine's
-/// may not know arm64.
+/// The kernel also keeps return addresses at x18. The test supplies objdump's output, because this
+/// machine's may not know arm64.
 #[test]
 fn a_function_without_a_shadow_call_stack() {
     const PUSHED: &str = "0000000000000000 <g>:\n  0:\tstr\tx30, [x18], #8\n  4:\tstp\tx29, x30, [sp, #-16]!\n";
@@ -203,7 +203,7 @@ fn a_function_without_a_shadow_call_stack() {
     for code in ["paciasp\nstp\tx29, x30, [sp, #-48]!", "str\tx30, [sp, #-16]!", "stp\tx30, x19, [sp, #16]"] {
         let (ok, text) = judged(IN_X18, "f", code);
         assert!(!ok && text.contains("the module's f ") && text.contains("was removed"), "{code}: {text}");
-        // The kernel adds it, or has none.
+        // The kernel adds the code itself, or has no shadow call stacks.
         for config in [&format!("{IN_X18}CONFIG_UNWIND_PATCH_PAC_INTO_SCS=y\n"), ""] {
             assert_eq!(judged(config, "f", code), fine);
         }
@@ -214,7 +214,7 @@ fn a_function_without_a_shadow_call_stack() {
             assert_eq!(judged(IN_X18, without, code), fine);
         }
     }
-    // It calls nobody.
+    // The function calls no other.
     assert_eq!(judged(IN_X18, "f", "str\tx0, [sp, #8]\nret"), fine);
     assert!(!ran(IN_X18, "echo no arm64 here >&2; exit 1").0, "nothing was looked at");
 }

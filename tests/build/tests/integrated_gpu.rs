@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! For an integrated GPU (Tegra) there is nothing to build: `make` says so, and what works there.
+//! Tests that `make` builds nothing for an integrated GPU (Tegra), and says so and what works
+//! there.
 
 use build_tests::FakeKernel;
 
-/// Preflight ends with one line that has all of these words.
+/// Asserts that preflight ends with one line that contains all of these words.
 fn refused(kernel: &FakeKernel, settings: &[&str], words: &[&str]) {
     let outcome = kernel.preflight(settings);
     assert!(!outcome.ok, "{}", outcome.text);
@@ -13,7 +14,7 @@ fn refused(kernel: &FakeKernel, settings: &[&str], words: &[&str]) {
     }
 }
 
-/// Its functions have the names of the driver's, and other arguments.
+/// Its functions have the names of the driver's, but other arguments.
 #[test]
 fn exports_without_persistent_pins() {
     let kernel = FakeKernel::new();
@@ -24,7 +25,7 @@ fn exports_without_persistent_pins() {
     refused(&kernel, &[&setting], &[&symvers.display().to_string(), "nvidia_p2p_get_pages_persistent"]);
 }
 
-/// Lets modinfo say that the kernel has modules of these names.
+/// Makes modinfo report that the kernel has modules of these names.
 fn modules(kernel: &FakeKernel, names: &str) {
     kernel.program("modinfo", &format!("for last; do :; done; case $last in {names}) echo GPL ;; *) exit 1 ;; esac"));
 }
@@ -36,7 +37,7 @@ fn its_module_and_no_drivers() {
     refused(&kernel, &[], &["nvidia-p2p.ko", FakeKernel::RELEASE]);
 }
 
-/// IGX Orin with a card in it.
+/// This is an IGX Orin with a GPU card in it.
 #[test]
 fn a_driver_beside_it() {
     let kernel = FakeKernel::new();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Ctrl-C, a full disk and another apt, in what fetches and builds: one line, and nothing half made
-//! is taken for whole.
+//! Tests what Ctrl-C, a full disk and another apt do to what fetches and builds: it prints one
+//! line, and takes nothing half made for whole.
 
 use build_tests::{program, repository, run};
 use std::fs;
@@ -34,7 +34,7 @@ fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Root of a Debian that lacks every package.
+/// Returns a call as root of a Debian that lacks every package.
 fn bare(dir: &Path, apt: &str) -> Command {
     program(dir, "dpkg-query", "exit 1");
     program(dir, "id", "echo 0");
@@ -53,11 +53,11 @@ fn ctrl_c_ends_the_download_of_packages() {
     assert!(!Path::new("/proc").join(apt.trim()).exists(), "apt-get still runs");
 }
 
-/// Stopped midway it would leave a database that root has to mend.
+/// If dpkg stopped midway, it would leave a database that root has to repair.
 #[test]
 fn ctrl_c_lets_dpkg_end() {
     let dir = TempDir::new().expect("temporary folder");
-    // A program's name in /proc is that of its file.
+    // A program has the name of its file in /proc.
     fs::create_dir_all(dir.path().join("bin")).expect("folder");
     fs::copy("/bin/sleep", dir.path().join("bin/dpkg")).expect("file");
     let output = interrupt(dir.path(), &mut bare(dir.path(), "dpkg 2 & sleep 0.2; : >$DIR/runs; wait; : >$DIR/ended"));
@@ -77,7 +77,7 @@ fn another_apt_is_waited_for() {
     assert_eq!(said.matches("waiting for another apt or dpkg: Could not get lock").count(), 1, "{said}");
 }
 
-/// The next run must not take the beginning of a source for the source.
+/// The next run must not take the beginning of a source for all of it.
 #[test]
 fn ctrl_c_leaves_no_half_source() {
     let dir = TempDir::new().expect("temporary folder");
@@ -90,7 +90,7 @@ fn ctrl_c_leaves_no_half_source() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// The former image stays, nothing is left beside it, and the next run makes one.
+/// The former image stays, nothing is left beside it, and the next run makes an image.
 #[test]
 fn ctrl_c_leaves_no_half_image() {
     let dir = TempDir::new().expect("temporary folder");
@@ -134,7 +134,7 @@ fn ctrl_c_leaves_no_half_image() {
     assert_eq!(beside(), ["image-ours.cpio", "kernel"]);
 }
 
-/// No file may grow beyond one block, as on a full disk: the former build stays whole.
+/// No file may grow beyond one block, as on a full disk. The former build stays whole.
 #[test]
 fn a_full_disk_leaves_the_former_libraries_and_tools() {
     let dir = TempDir::new().expect("temporary folder");
@@ -160,7 +160,7 @@ fn a_full_disk_leaves_the_former_libraries_and_tools() {
     for file in ["user/libgpumr.so.1", "user/libgpumr-preload.so", "tools/peermemctl"] {
         assert_eq!(fs::read(dir.path().join(file)).expect(file), b"former", "{file}");
     }
-    // What operators copy comes with the tools, and what needs the whole source does not.
+    // What operators copy comes with the tools. What needs the whole source does not.
     for file in ["gpud/gpudirect-rdma.yaml", "nhc/gpudirect_rdma.nhc", "slurm/gpudirect-rdma", "nvsentinel/preflight"] {
         assert!(dir.path().join("tools/operators").join(file).exists(), "{file}");
     }

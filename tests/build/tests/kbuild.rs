@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Kbuild without the top Makefile, whose preflight it does not have.
+//! Tests Kbuild without the top Makefile, and so without its preflight.
 
 use build_tests::{repository, run, FakeKernel, Outcome};
 use std::process::Command;
 
-/// Kbuild called by itself, as far as it makes the module's Rust object.
+/// Calls Kbuild by itself, as far as it makes the module's Rust object.
 fn kbuild(settings: &str) -> Outcome {
     let kernel = FakeKernel::new();
     let text = format!(
@@ -17,7 +17,7 @@ fn kbuild(settings: &str) -> Outcome {
     run(Command::new("make").current_dir(kernel.path()).arg("-f").arg(makefile))
 }
 
-/// Nobody has looked at rustc and nvidia.ko then.
+/// Nobody has checked rustc and nvidia.ko in that case.
 #[test]
 fn kbuild_without_preflight() {
     for (settings, words) in [

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Each source file says its licence.
+//! Tests that each source file names its licence.
 
 use build_tests::{repository, run};
 use std::fs;
@@ -24,12 +24,12 @@ fn each_source_file_says_its_licence() {
     assert!(sources.len() > 300, "git lists {} source files", sources.len());
     let silent = |path: &&str| {
         let file = repository.join(path);
-        // git lists what was removed since the last commit, too.
+        // git also lists what was removed since the last commit.
         if !file.exists() {
             return false;
         }
         let text = String::from_utf8_lossy(&fs::read(&file).expect("a file that git lists")).into_owned();
-        // A program's first line names its interpreter.
+        // The first line of a program names its interpreter.
         !text.lines().take(2).any(|line| line.contains("SPDX-License-Identifier: GPL-2.0"))
     };
     let without: Vec<&str> = sources.into_iter().filter(silent).collect();

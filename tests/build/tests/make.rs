@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The top Makefile with a kernel build tree that makes no module but writes down what it was told.
+//! Tests the top Makefile with a kernel build tree that makes no module but writes down how it was
+//! called.
 
 use build_tests::{repository, run, FakeKernel, Outcome};
 use std::collections::BTreeSet;
@@ -8,7 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// `modules` makes an object with this kernel's vermagic in the place of the module,
+/// `modules` makes an object with this kernel's vermagic in place of the module, and
 /// `modules_install` puts it where kbuild would.
 const KBUILD: &str = r#"
 modules:
@@ -19,7 +20,7 @@ modules_install:
 	@cp $(MO)/nvidia-peermem.ko $(INSTALL_MOD_PATH)/lib/modules/7.2.0-fake/$(INSTALL_MOD_DIR)/
 "#;
 
-/// A kernel that either crate can be built for, and the `PATH` of a user who has a rustc.
+/// Returns a kernel that either crate can be built for, with the `PATH` of a user who has a rustc.
 fn kernel() -> FakeKernel {
     let kernel = FakeKernel::new();
     kernel.write("Makefile", KBUILD);
@@ -42,7 +43,7 @@ fn folder(kernel: &FakeKernel, name: &str) -> String {
     kernel.path().join(name).display().to_string()
 }
 
-/// `make` with these words; what the build is told is not in the environment.
+/// Returns a call of `make` with these words. The environment has none of the build's settings.
 fn make(kernel: &FakeKernel, words: &[&str]) -> Command {
     let mut make = Command::new("make");
     make.current_dir(repository())
@@ -57,7 +58,7 @@ fn make(kernel: &FakeKernel, words: &[&str]) -> Command {
     make
 }
 
-/// `make` with everything said that a user can say.
+/// Runs `make` with everything that a user can set.
 fn build(kernel: &FakeKernel) {
     let mut words = vec!["KERNEL_CRATE=lite".to_string()];
     for (name, dir) in [("KDIR", ""), ("OFED", "ofed"), ("NVIDIA", "gpu"), ("DEPS", "deps")] {
@@ -68,8 +69,8 @@ fn build(kernel: &FakeKernel) {
     assert!(built.ok, "{}", built.text);
 }
 
-/// `make install` as root: another home, no rustc but this one in `PATH`, and nothing said again
-/// but these words.
+/// Runs `make install` as root, who has another home, only this rustc in `PATH`, and repeats no
+/// settings but these words.
 fn install(kernel: &FakeKernel, rustc: &str, words: &[&str]) -> Outcome {
     kernel.program("rustc", rustc);
     let mut install = make(kernel, &["install"]);
@@ -107,7 +108,7 @@ fn install_is_of_what_make_built() {
     assert!(outcome.ok && !installed(&kernel).exists(), "{}", outcome.text);
 }
 
-/// By a plain `su`, which keeps the user's `PATH`.
+/// A plain `su` keeps the user's `PATH`.
 #[test]
 fn root_without_sbin() {
     let kernel = kernel();
@@ -121,7 +122,7 @@ fn root_without_sbin() {
     assert_eq!(log(&kernel).len(), 1, "built again");
 }
 
-/// The kernel that the module was installed for need not have its headers any more, nor run.
+/// The kernel that the module was installed for need not be running, nor have its headers any more.
 #[test]
 fn uninstall_without_headers() {
     let kernel = kernel();
@@ -149,7 +150,7 @@ fn uninstall_without_headers() {
     fs::remove_file(&headers).expect("link");
     install();
     gone(uninstall(&[]));
-    // Of a build that nobody remembers, the kernel that runs is taken, and the other is named.
+    // If nobody remembers the build, the running kernel is chosen, and the other one is named.
     install();
     let forgotten = format!("OUT={}", folder(&kernel, "forgotten"));
     let build = format!("KDIR=/lib/modules/{}/build", FakeKernel::RELEASE);
@@ -165,7 +166,7 @@ fn uninstall_without_headers() {
     gone(uninstall(&[&forgotten, &format!("{build}/")]));
 }
 
-/// A source that is newer than the module: it is built again, as it was the first time, by the same
+/// A source is newer than the module. It is built again as it was the first time, by the same
 /// compiler.
 #[test]
 fn install_builds_again_what_is_not_up_to_date() {
@@ -181,7 +182,7 @@ fn install_builds_again_what_is_not_up_to_date() {
     assert!(told.len() == 2 && told[0] == told[1], "{told:?}");
 }
 
-/// As a user who is not root, or on a read-only disk: one line, before anything is built.
+/// A user who is not root, or a read-only disk, gets one line before anything is built.
 #[test]
 fn install_where_nothing_can_be_written() {
     let kernel = kernel();
@@ -196,7 +197,7 @@ fn install_where_nothing_can_be_written() {
     assert_eq!(log(&kernel).len(), 1, "it was built again");
 }
 
-/// What the last build was made against has gone.
+/// A neighbour that the last build was made against has gone.
 #[test]
 fn install_after_a_neighbour_has_gone() {
     let kernel = kernel();
@@ -208,7 +209,7 @@ fn install_after_a_neighbour_has_gone() {
     assert_eq!(log(&kernel).len(), 2, "it was not built again: {}", outcome.text);
 }
 
-/// What is said at install is taken, and the rest is as it was.
+/// A setting given at install is used, and the others stay as they were.
 #[test]
 fn install_with_another_kernel_crate() {
     let kernel = kernel();
@@ -219,7 +220,7 @@ fn install_with_another_kernel_crate() {
     assert!(told.len() == 2 && told[1] == told[0].replacen("lite", "own", 1), "{told:?}");
 }
 
-/// The same compiler by another name is no other.
+/// The same compiler under another name counts as the same.
 #[test]
 fn install_with_another_compiler() {
     let kernel = kernel();
@@ -237,7 +238,7 @@ fn install_with_another_compiler() {
     assert!(log(&kernel)[2].contains(&other.display().to_string()), "{}", outcome.text);
 }
 
-/// A build that broke off leaves nothing to install.
+/// A build that was interrupted leaves nothing to install.
 #[test]
 fn install_after_a_build_that_failed() {
     let kernel = kernel();
@@ -253,8 +254,8 @@ fn install_after_a_build_that_failed() {
     );
 }
 
-/// `make` itself, and what is no install, take nothing from the last build but where the crates
-/// are.
+/// `make` itself, and other targets than install, take nothing from the last build except where the
+/// crates are.
 #[test]
 fn make_begins_anew() {
     let kernel = kernel();
@@ -265,7 +266,7 @@ fn make_begins_anew() {
     assert!(told[1].starts_with("own /") && !told[1].contains("ofed"), "{told:?}");
 }
 
-/// Kbuild runs in the kernel's build tree, so what is said there is said in full.
+/// Kbuild runs in the kernel's build tree, so relative paths are made absolute.
 #[test]
 fn folders_by_relative_paths() {
     let kernel = kernel();
@@ -288,7 +289,7 @@ fn folders_by_relative_paths() {
     }
 }
 
-/// Each boot has its own kernel crate, so what is said is not ignored.
+/// Each boot has its own kernel crate, so the setting is refused rather than ignored.
 #[test]
 fn a_kernel_crate_for_what_takes_none() {
     for target in ["test", "soak", "bench", "bench-docs", "bench-cost", "scenarios", "shell"] {
@@ -300,13 +301,13 @@ fn a_kernel_crate_for_what_takes_none() {
     }
 }
 
-/// The last line says what there is now and what comes next.
+/// The last line says what was built and what comes next.
 #[test]
 fn a_build_ends_with_the_next_step() {
     let kernel = kernel();
     let outcome = run(&mut make(&kernel, &[&format!("KDIR={}", folder(&kernel, ""))]));
     assert!(outcome.ok, "{}", outcome.text);
-    // Standard error comes after it here.
+    // Here, standard error follows it.
     let line = outcome.text.lines().find(|line| line.contains("make install")).unwrap_or_default();
     assert!(line.contains(&folder(&kernel, "out/nvidia-peermem.ko")), "{}", outcome.text);
 }
@@ -327,12 +328,12 @@ fn a_path_with_a_space() {
     assert!(!outcome.ok && outcome.text.contains("h ere: ") && log_is_empty(&kernel), "{}", outcome.text);
 }
 
-/// Whether no build was begun.
+/// Returns whether no build was begun.
 fn log_is_empty(kernel: &FakeKernel) -> bool {
     !kernel.path().join("log").exists()
 }
 
-/// As packagers install.
+/// Packagers install like this.
 #[test]
 fn destdir() {
     let kernel = kernel();
@@ -341,7 +342,7 @@ fn destdir() {
     assert!(outcome.ok && installed(&kernel).exists(), "{}", outcome.text);
 }
 
-/// Where the kernel's key is not, nothing is signed; sign-file would print an error of OpenSSL.
+/// If the kernel's key is missing, nothing is signed. sign-file would print an error of OpenSSL.
 #[test]
 fn signed_with_the_kernels_key_only() {
     let kernel = kernel();
@@ -364,8 +365,8 @@ fn signed_with_the_kernels_key_only() {
     assert_eq!(signs().as_deref(), Some("SIG_ALL y"));
 }
 
-/// `make clean` in a copy of the Makefiles: every folder that they name in build/ goes, what the
-/// lab made stays.
+/// Runs `make clean` in a copy of the Makefiles. Every folder in build/ that they name is removed,
+/// and what the lab made stays.
 #[test]
 fn clean_removes_what_make_built() {
     let tree = tempfile::tempdir().expect("temporary folder");
@@ -392,14 +393,14 @@ fn clean_removes_what_make_built() {
     assert_eq!(left, ["lab"], "{}", outcome.text);
 }
 
-/// The name of before, which would be ignored without a word.
+/// The former name would otherwise be ignored without any message.
 #[test]
 fn the_old_name_of_the_kernel_crate() {
     let outcome = run(&mut make(&kernel(), &["PROVIDER=kernel"]));
     assert!(!outcome.ok && outcome.text.contains("KERNEL_CRATE"), "{}", outcome.text);
 }
 
-/// What users type is on one screen; every other target stands in CONTRIBUTING.md.
+/// The targets that users need fit on one screen. CONTRIBUTING.md names every other target.
 #[test]
 fn help_fits_one_screen_and_no_target_is_untold() {
     let help = run(Command::new("make").current_dir(repository()).args(["-s", "help"])).text;
@@ -420,8 +421,8 @@ fn help_fits_one_screen_and_no_target_is_untold() {
     }
 }
 
-/// rust-analyzer opens each workspace that there is, and none that is gone. In kernel-lite/crates there is
-/// no code.
+/// rust-analyzer opens each existing workspace, and none that was removed. kernel-lite/crates
+/// contains no code.
 #[test]
 fn the_editor_is_told_of_every_workspace() {
     let out = Command::new("git").current_dir(repository()).args(["ls-files", "*Cargo.lock"]).output().expect("git");
@@ -437,8 +438,8 @@ fn read(file: &str) -> String {
     fs::read_to_string(repository().join(file)).expect(file)
 }
 
-/// Root builds again in a folder of a user's: all that it leaves there is the user's, whose next make
-/// goes on. Not root: nothing to see.
+/// Root builds again in a user's folder. All files that it leaves there belong to the user, whose
+/// next make works. If the test does not run as root, it tests nothing.
 #[test]
 fn root_leaves_nothing_of_root() {
     if !run(Command::new("id").arg("-u")).text.starts_with("0\n") {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Without the network: one line says what could not be had and what to do, nothing half made is taken
-//! for whole, and the next run goes on. cargo and pip are the real ones, behind a proxy that nobody
-//! serves; apt-get says what the real one says.
+//! Tests builds without the network: one line says what could not be fetched and what to do,
+//! nothing half made is taken for whole, and the next run goes on. cargo and pip are the real ones,
+//! behind a proxy that does not exist. apt-get prints what the real one prints.
 
 use build_tests::{program, repository, CRATES};
 use std::fs;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 const NOBODY: &str = "http://127.0.0.1:9";
 
-/// A call in the checkout on a machine that reaches nothing and has fetched nothing.
+/// Returns a call in the checkout on a machine that reaches nothing and has fetched nothing.
 fn offline(dir: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).current_dir(repository());
@@ -27,12 +27,12 @@ fn offline(dir: &Path, words: &[&str]) -> Command {
     let path = std::env::var("PATH").expect("PATH");
     command.env("PATH", format!("{}:{path}", dir.join("bin").display()));
     command.env("CARGO_TARGET_DIR", dir.join("target")).env("CARGO_NET_RETRY", "0").env("TMPDIR", dir);
-    // cargo sets it for the tests.
+    // cargo sets this for the tests.
     command.env_remove("CARGO");
     command
 }
 
-/// Runs what must fail; the lines that it says on standard error.
+/// Runs a command that must fail, and returns its lines on standard error.
 fn fails(mut command: Command) -> Vec<String> {
     let output = command.output().expect("a shell");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -51,7 +51,7 @@ fn one_line_where_crates_cannot_be_fetched() {
         ("bindgen", vec!["ci/qemu/fetch.sh", "bindgen", "0.72.1"]),
     ] {
         let said = fails(offline(dir.path(), &words));
-        // cargo names what it is at first.
+        // cargo first prints what it is working on.
         let lines: Vec<&String> = said.iter().filter(|line| !line.starts_with("    Updating ")).collect();
         let [line] = lines[..] else { panic!("{who}: not one line: {said:#?}") };
         assert!(line.starts_with(&format!("{who}: crates could not be fetched from the crate registry (")), "{line}");
@@ -61,7 +61,7 @@ fn one_line_where_crates_cannot_be_fetched() {
     }
 }
 
-/// What else cargo complains of is its own words, and a failure stays one.
+/// Other complaints of cargo's are shown in its own words, and a failure stays a failure.
 #[test]
 fn other_faults_of_cargo_are_shown() {
     let dir = TempDir::new().expect("temporary folder");
@@ -87,7 +87,7 @@ fn the_crates_of_kernel_lite() {
     assert!(!Path::new(&out).exists());
     let left: Vec<_> = fs::read_dir(dir.path()).expect("folder").flatten().map(|entry| entry.file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().contains("deps")), "{left:?}");
-    // Online again.
+    // The network is back.
     let files = CRATES.map(|file| format!("$to/{file}")).join(" ");
     program(
         dir.path(),
@@ -98,7 +98,7 @@ fn the_crates_of_kernel_lite() {
     assert!(Path::new(&out).join(CRATES[0]).exists());
 }
 
-/// As apt says it, of Debian 12.
+/// The message of Debian 12's apt.
 const UNRESOLVED: &str = "Temporary failure resolving 'mirror'";
 
 #[test]
@@ -124,7 +124,8 @@ fn one_line_where_packages_cannot_be_installed() {
     }
 }
 
-/// apt's lists are missing, or are there and the file is not; and a Python package.
+/// apt's lists are missing, or the lists exist and the file does not. The last case is a Python
+/// package.
 #[test]
 fn one_line_where_sources_cannot_be_fetched() {
     let apt = format!(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Each refusal is one line that says what is wrong, which value, and what to do.
+//! Tests that each refusal is one line that says what is wrong, which value, and what to do.
 
 use build_tests::{repository, run, FakeKernel, CRATES};
 use std::process::Command;
@@ -29,7 +29,7 @@ fn a_whole_tree_passes_and_says_which_symvers_it_used() {
     );
 }
 
-/// modpost refuses symbols that it is told of twice.
+/// modpost refuses symbols that it gets twice.
 #[test]
 fn one_file_with_both_neighbours_is_named_once() {
     let kernel = FakeKernel::new();
@@ -77,7 +77,7 @@ fn another_rustc_than_the_kernels() {
     refused(&kernel, &["KERNEL_CRATE=own"], &["rustc 1.0.0 (old)", "RUSTC="]);
 }
 
-/// The setting that names a folder with a `nvidia.ko` of the closed flavour.
+/// Returns the setting that names a folder with a `nvidia.ko` of the closed flavour.
 fn closed_nvidia(kernel: &FakeKernel) -> String {
     kernel.module("closed/nvidia.ko", &["license=NVIDIA"]);
     format!("NVIDIA={}", kernel.path().join("closed").display())
@@ -90,8 +90,8 @@ fn the_closed_nvidia_ko() {
     refused(&kernel, &["KERNEL_CRATE=own", &closed], &["closed flavour", "NVIDIA", "nvidia-open"]);
 }
 
-/// A kernel without Rust for which kernel-lite can be built, as far as preflight looks; `DEPS` is
-/// its folder `deps`.
+/// Returns a kernel without Rust for which kernel-lite can be built, as far as preflight looks.
+/// `DEPS` is its folder `deps`.
 fn without_rust() -> (FakeKernel, String) {
     let kernel = FakeKernel::new();
     kernel.config("CONFIG_X86_64=y\n");
@@ -99,13 +99,13 @@ fn without_rust() -> (FakeKernel, String) {
     (kernel, deps)
 }
 
-/// The configuration of a kernel for which either crate can be built.
+/// Returns the configuration of a kernel for which either crate can be built.
 fn with_either(rustc: &str) -> String {
     format!("CONFIG_RUST=y\nCONFIG_X86_64=y\nCONFIG_RUSTC_VERSION_TEXT=\"{}\"\n", rustc.trim())
 }
 
-/// A kernel for which either crate can be built, as far as preflight looks; `DEPS` is its folder
-/// `deps`.
+/// Returns a kernel for which either crate can be built, as far as preflight looks. `DEPS` is its
+/// folder `deps`.
 fn with_rust() -> (FakeKernel, String) {
     let kernel = FakeKernel::new();
     kernel.config(&with_either(&run(Command::new("rustc").arg("--version")).text));
@@ -113,8 +113,8 @@ fn with_rust() -> (FakeKernel, String) {
     (kernel, deps)
 }
 
-/// Asserts that kernel-lite is taken without being asked for, and that the line which says so has
-/// these words.
+/// Asserts that kernel-lite is chosen without a setting, and that the line about it contains these
+/// words.
 fn falls_back(kernel: &FakeKernel, settings: &[&str], words: &[&str]) {
     let (crate_name, line) = chosen(kernel, settings);
     assert_eq!(crate_name, "'lite'", "{line}");
@@ -131,7 +131,7 @@ fn kernel_lite_beside_the_closed_nvidia_ko() {
     falls_back(&kernel, &[&deps, &closed], &["closed flavour (licence NVIDIA)", FakeKernel::RELEASE]);
 }
 
-/// Where modinfo is, a plain user's `PATH` does not lead.
+/// A plain user's `PATH` does not lead to modinfo.
 #[test]
 fn a_user_without_sbin() {
     let (kernel, deps) = with_rust();
@@ -157,8 +157,8 @@ fn kernel_lite_with_another_rustc_than_the_kernels() {
     falls_back(&kernel, &[&deps], &["the kernel was built by \"rustc 1.0.0 (old)\""]);
 }
 
-/// The module is written for the kernel crate of 7.2, and no other has been tried: a user gets it
-/// only by asking for it.
+/// The module is written for the kernel crate of 7.2, and no other was tried, so a user must ask
+/// for another.
 #[test]
 fn another_series_with_rust() {
     for (release, says) in
@@ -175,7 +175,7 @@ fn another_series_with_rust() {
     assert!(line.contains("KERNEL_CRATE, though kernel 7.3.1-fake is newer than 7.2"), "{line}");
 }
 
-/// A rustc of this version whose toolchain has no source of its library.
+/// Makes a rustc of this version whose toolchain has no source of its library.
 fn rustc(kernel: &FakeKernel, version: &str) -> String {
     let toolchain = kernel.path().join("toolchain");
     let script = format!("case $1 in --version) echo '{version}' ;; *) echo {} ;; esac", toolchain.display());
@@ -183,7 +183,8 @@ fn rustc(kernel: &FakeKernel, version: &str) -> String {
     format!("RUSTC={}", kernel.path().join("bin/fake-rustc").display())
 }
 
-/// As on Ubuntu 24.04, whose rustc is 1.75: the newest of the others that has its library's source.
+/// On Ubuntu 24.04, rustc is 1.75. The newest of the other versions that has its library's source
+/// is chosen.
 #[test]
 fn a_rustc_with_its_version_in_the_name() {
     let (kernel, deps) = without_rust();
@@ -208,7 +209,7 @@ fn a_rustc_with_its_version_in_the_name() {
     );
     let env = std::fs::read_to_string(kernel.path().join("out/preflight.env")).expect("what was found");
     assert!(env.contains("rustc-1.91'"), "{env}");
-    // Who names one gets that one.
+    // A user who names one gets that one.
     refused(
         &kernel,
         &[&deps, &path, &format!("RUSTC={}/bin/rustc", kernel.path().display())],
@@ -216,7 +217,7 @@ fn a_rustc_with_its_version_in_the_name() {
     );
 }
 
-/// Debian 12's own package has 1.63; the newer one there has another name than anywhere else.
+/// Debian 12's own package has 1.63. The newer one there has another name than anywhere else.
 #[test]
 fn a_rustc_that_is_too_old() {
     let (kernel, deps) = without_rust();
@@ -243,7 +244,7 @@ fn a_rustc_without_rust_src() {
     );
 }
 
-/// Debian's packages of the driver: another name, which modprobe knows by a line in modprobe.d.
+/// Debian's packages of the driver have another name, which modprobe knows by a line in modprobe.d.
 #[test]
 fn the_driver_under_debians_name() {
     let (kernel, deps) = with_rust();
@@ -260,7 +261,7 @@ fn the_driver_under_debians_name() {
         }
         assert!(run(Command::new("depmod").arg("-b").arg(&root).arg(FakeKernel::RELEASE)).ok);
     };
-    // The system's own programs, with this root.
+    // These are the system's own programs, with this root.
     kernel.program("modinfo", &format!("PATH=${{PATH#*:}} exec modinfo -b {} \"$@\"", root.display()));
     let conf = kernel.write("root/etc/modprobe.d/nvidia.conf", "");
     kernel.program(
@@ -271,21 +272,21 @@ fn the_driver_under_debians_name() {
     made("nvidia-current", "NVIDIA", "535.1");
     depmod();
     falls_back(&kernel, &[&deps], &["closed flavour (licence NVIDIA)"]);
-    // Both are there, and this line says which.
+    // Both exist, and this line says which is used.
     made("nvidia-current-open", "Dual MIT/GPL", "550.2");
     depmod();
     std::fs::write(&conf, "install nvidia modprobe -i nvidia-current-open $CMDLINE_OPTS\n").expect("file");
     assert_eq!(chosen(&kernel, &[&deps]).0, "'own'");
     std::fs::write(&conf, "install nvidia modprobe -i nvidia-current $CMDLINE_OPTS\n").expect("file");
     falls_back(&kernel, &[&deps], &["closed flavour"]);
-    // A file of the driver's own name comes first.
+    // A file of the driver's own name has priority.
     made("nvidia", "Dual MIT/GPL", "560.3");
     depmod();
     std::fs::write(&conf, "").expect("file");
     assert_eq!(chosen(&kernel, &[&deps]).0, "'own'");
 }
 
-/// The kernel crate that was written down for the build, and the line that says why.
+/// Returns the kernel crate that was chosen for the build, and the line with the reason.
 fn chosen(kernel: &FakeKernel, settings: &[&str]) -> (String, String) {
     let outcome = kernel.preflight(settings);
     assert!(outcome.ok, "{}", outcome.text);
@@ -303,7 +304,7 @@ fn the_kernels_own_crate_comes_first() {
     assert!(line.contains("the kernel's own (its metadata fits rustc)"), "{line}");
 }
 
-/// The module is written for the kernel crate of 7.2; an older one would fail it in the compiler.
+/// The module is written for the kernel crate of 7.2. With an older one, the compiler would fail.
 #[test]
 fn an_older_kernel_with_rust() {
     let kernel = FakeKernel::new();
@@ -311,7 +312,7 @@ fn an_older_kernel_with_rust() {
     refused(&kernel, &["KERNEL_CRATE=own"], &["6.18.3-fake is older than 7.2", "use a 7.2 kernel"]);
 }
 
-/// Debian's headers of 6.1: 6.1.192 in kernel.release, 6.1.0-56-amd64 by uname.
+/// Debian's headers of 6.1 have 6.1.192 in kernel.release, but uname prints 6.1.0-56-amd64.
 #[test]
 fn a_kernel_is_called_what_uname_says() {
     let (kernel, deps) = without_rust();
@@ -321,7 +322,7 @@ fn a_kernel_is_called_what_uname_says() {
     assert!(line.contains("kernel 6.1.0-56-fake"), "{line}");
 }
 
-/// `make install` runs as root, whose home is not that of who ran `make deps`.
+/// `make install` runs as root, who has another home than the user who ran `make deps`.
 #[test]
 fn the_last_build_says_where_the_crates_are() {
     let (kernel, deps) = without_rust();
@@ -359,11 +360,11 @@ fn a_kernel_crate_that_there_is_not() {
 fn kernel_lite_without_its_crates() {
     let (kernel, _) = without_rust();
     refused(&kernel, &["DEPS=/nonexistent"], &["DEPS=/nonexistent", "pinned-init", "make deps"]);
-    // What is wrong with the neighbours is told before.
+    // Faults of the neighbours are reported first.
     let text = kernel.preflight(&["DEPS=/nonexistent"]).text;
     let place = |words: &str| text.find(words).unwrap_or_else(|| panic!("no {words} in {text}"));
     assert!(place("ib_register_peer_memory_client") < place("make deps"), "{text}");
-    // Each of them is needed.
+    // Each of these files is needed.
     for file in CRATES {
         let deps = kernel.deps();
         kernel.remove(&format!("deps/{file}"));
@@ -378,7 +379,7 @@ fn kernel_lite_for_another_machine() {
     refused(&kernel, &[&deps], &["x86-64 and arm64 only", "CONFIG_RUST=y"]);
 }
 
-/// On x86-64, for a kernel of arm64: by the compiler for that.
+/// On x86-64, a kernel of arm64 needs the compiler for arm64.
 #[test]
 fn a_kernel_of_another_architecture() {
     let (kernel, deps) = without_rust();
@@ -428,7 +429,7 @@ fn a_kernel_by_a_clang_that_is_not_there() {
     assert!(outcome.ok, "{}", outcome.text);
 }
 
-/// A `nvidia.ko` for another architecture, or for another kernel, which may have other pages.
+/// `nvidia.ko` is for another architecture, or for another kernel, whose page size may differ.
 #[test]
 fn a_driver_of_another_kernel() {
     let (kernel, deps) = without_rust();
@@ -524,7 +525,7 @@ fn the_kernels_compiler_is_missing() {
     assert!(kernel.preflight(&[&deps, &format!("PATH={}", kernel.users_path())]).ok);
 }
 
-/// The first rustc in PATH will not do, a later one will.
+/// The first rustc in PATH is unsuitable, a later one is suitable.
 #[test]
 fn another_rustc_in_path() {
     let (kernel, deps) = without_rust();
@@ -542,9 +543,9 @@ fn another_rustc_in_path() {
     );
 }
 
-/// NVIDIA's file keeps its place, ours wins while it is installed, and uninstalling gives the place
-/// back: in each of the folders where NVIDIA's packages put theirs. (Only in `updates` itself would
-/// depmod prefer theirs by itself.)
+/// NVIDIA's file keeps its place, ours has priority while it is installed, and uninstalling
+/// restores the former state, in each of the folders where NVIDIA's packages put theirs. (Only in
+/// `updates` itself would depmod prefer theirs by itself.)
 #[test]
 fn install_wins_and_uninstall_restores() {
     for theirs in ["updates", "updates/dkms", "kernel/drivers/video"] {
@@ -601,8 +602,8 @@ fn uninstall_for_one_of_two_kernels() {
     assert!(uninstall("7.2.0-other").ok && !ours.exists());
 }
 
-/// What `make tools` built goes where shells and man look, and goes again with the module of the
-/// last kernel. Without it the module is installed all the same.
+/// What `make tools` built is installed where shells and man look, and is removed with the module
+/// of the last kernel. Without it, the module is installed all the same.
 #[test]
 fn tools_come_and_go_with_the_module() {
     let kernel = FakeKernel::new();
@@ -623,7 +624,7 @@ fn tools_come_and_go_with_the_module() {
     let without = call("install");
     assert!(without.ok && without.text.contains("make tools"), "{}", without.text);
     assert!(!root.join("opt").exists());
-    // As tools/peermemctl/examples/generate.rs names them.
+    // tools/peermemctl/examples/generate.rs names these files.
     let made = [
         "peermemctl.1",
         "peermemctl-doctor.1",
@@ -637,7 +638,7 @@ fn tools_come_and_go_with_the_module() {
     }
     let program = kernel.write("tools/peermemctl", "#!/bin/sh\necho works\n");
     assert!(run(Command::new("chmod").arg("+x").arg(program)).ok);
-    // A second one replaces what the first has put there.
+    // A second installation replaces what the first has put there.
     assert!(call("install").ok);
     let with = call("install");
     assert!(with.ok, "{}", with.text);
@@ -660,8 +661,8 @@ fn tools_come_and_go_with_the_module() {
     assert_eq!(left.text, "", "left behind");
 }
 
-/// `peermemctl watch` runs while the next version is installed, which takes its place; and whatever
-/// becomes of the tools, modprobe takes our module.
+/// `peermemctl watch` runs while the next version is installed in its place. Whatever becomes of
+/// the tools, modprobe takes our module.
 #[test]
 fn the_module_is_installed_before_the_tools() {
     let kernel = FakeKernel::new();

@@ -10,7 +10,8 @@ use std::ops::Range;
 use toml::{Table, Value};
 
 const RULES: &str = "docs/rules.md";
-/// Numbers in words that a page may promise. "One" to "three" are articles as often as numbers.
+/// Numbers in words that a page may promise. "One" to "three" are left out, because they are
+/// articles as often as numbers.
 const WORDS: [&str; 12] =
     ["four", "five", "six", "seven", "eight", "nine", "ten", "twelve", "sixteen", "twenty", "hundred", "thousand"];
 
@@ -18,7 +19,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(repository().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
-/// The entries of one kind.
+/// Returns the entries of one kind.
 fn entries<'a>(list: &'a Table, kind: &str) -> Vec<&'a Table> {
     list[kind].as_array().expect("[[...]]").iter().map(|entry| entry.as_table().expect("[[...]]")).collect()
 }
@@ -32,7 +33,8 @@ fn strings<'a>(entry: &'a Table, key: &str) -> Vec<&'a str> {
     list.iter().map(|value| value.as_str().expect("a string")).collect()
 }
 
-/// The sentences of a page in one line: without code blocks, targets of links and numbers of lists.
+/// Returns the sentences of a page in one line, without code blocks, targets of links and numbers
+/// of lists.
 fn sentences(page: &str) -> String {
     let mut words = String::new();
     let (mut is_code, mut is_list, mut is_after_gap) = (false, false, true);
@@ -40,7 +42,7 @@ fn sentences(page: &str) -> String {
         let item = line.trim_start_matches(|c: char| c.is_ascii_digit());
         let is_item = line.starts_with("- ") || (item.len() < line.len() && item.starts_with(". "));
         is_list = is_item || (is_list && (line.is_empty() || line.starts_with(' ') || !is_after_gap));
-        // In a list that is a paragraph of its item.
+        // In a list, such a line is a paragraph of its item.
         let line_is_code = line.starts_with("    ") && !is_list && (is_after_gap || is_code);
         is_code = line_is_code || (is_code && line.is_empty());
         is_after_gap = line.is_empty();
@@ -63,7 +65,8 @@ fn sentences(page: &str) -> String {
     plain.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Where numbers stand that a reader would take for a promise: not versions, names or rules.
+/// Returns the places of numbers that a reader would take for a promise. Versions, names and rules
+/// do not count.
 fn numbers(text: &str) -> Vec<Range<usize>> {
     let mut found: Vec<Range<usize>> = Vec::new();
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
@@ -87,7 +90,7 @@ fn numbers(text: &str) -> Vec<Range<usize>> {
         if number.is_empty() || !number.bytes().all(|c| c.is_ascii_digit()) || is_part || is_rule {
             continue;
         }
-        // "65 536" is one.
+        // "65 536" is one number.
         match found.last_mut() {
             Some(last) if number.len() == 3 && last.end + 1 == range.start && &text[last.end..range.start] == " " => {
                 last.end = range.end;
@@ -98,14 +101,14 @@ fn numbers(text: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// The numbers of the rules, as the page counts them.
+/// Returns the numbers of the rules, as the page counts them.
 fn rules() -> BTreeSet<i64> {
     let page = read(RULES);
     let list = page.split("\n## Rules\n").nth(1).expect("the page has a list of rules");
     list.lines().filter_map(|line| line.split_once(". ")?.0.parse().ok()).collect()
 }
 
-/// What is wrong with the name of a test.
+/// Returns what is wrong with the name of a test, if anything.
 fn wrong(test: &str) -> Option<String> {
     let (file, function) = test.split_once("::").unwrap_or((test, ""));
     let Ok(source) = fs::read_to_string(repository().join(file)) else { return Some(format!("{test}: no such file")) };
@@ -115,7 +118,7 @@ fn wrong(test: &str) -> Option<String> {
             .then(|| format!("{test}: neither file::function nor a planted fault"));
     }
     let Some(at) = source.find(&format!("fn {function}(")) else { return Some(format!("{test}: no such function")) };
-    // A suite of the guest lists its tests by name; elsewhere an attribute says that it is one.
+    // A suite of the guest lists its tests by name. Elsewhere, an attribute marks a test.
     let is_test = if file.starts_with("tests/guest/") {
         source.matches(function).count() > 1
     } else {
@@ -187,7 +190,7 @@ fn each_number_that_a_page_promises_names_its_test() {
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
-/// What these tests rest on.
+/// The tests of this file rest on this.
 #[test]
 fn a_number_is_seen_in_a_sentence_and_not_in_code_names_or_versions() {
     let page = "Up to 65 536 of [64 KiB](facts.md#9), eight (rule 5, rules 7 and 8).\n\n    code 7\n\n3. From 25.10 on `a=1`,\n   5 µs.\n\n    So 6 are\n    left.\n";

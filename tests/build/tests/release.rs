@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! packaging/make.sh: what it makes is whole, or it fails.
+//! Tests packaging/make.sh: what it makes is complete, or it fails.
 
 use build_tests::{repository, run, FakeKernel, Outcome};
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ fn dist(kernel: &FakeKernel, out: &Path) -> Outcome {
     let mut make = Command::new("sh");
     make.args(["packaging/make.sh", "dist"]).arg(out).current_dir(repository());
     kernel.deps();
-    // git locks its index.
+    // git locks its index, so only one test may run it at a time.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     run(make
@@ -24,11 +24,12 @@ fn dist(kernel: &FakeKernel, out: &Path) -> Outcome {
         .env("XZ_OPT", "-0"))
 }
 
-/// git, tar or xz fails at its end, where a part is written: no archive is called one.
+/// git, tar or xz fails at its end, after a part is written. Then no file has the archive's name.
 #[test]
 fn no_archive_of_a_part() {
     let kernel = FakeKernel::new();
-    // An editor that saves a file as it was gives it a new time, which git first takes for a change.
+    // An editor that saves an unchanged file gives it a new time, and git first takes that for a
+    // change.
     assert!(run(Command::new("touch").arg(repository().join("LICENSE"))).ok);
     let outcome = dist(&kernel, &kernel.path().join("packages"));
     assert!(outcome.ok, "with all of them: {}", outcome.text);
@@ -49,7 +50,7 @@ fn no_archive_of_a_part() {
     }
 }
 
-/// The files of `make dist` whose names end so.
+/// Returns the files of `make dist` whose names have this end.
 fn ending(out: &Path, end: &str) -> Vec<String> {
     let names =
         fs::read_dir(out).expect("folder").flatten().map(|entry| entry.file_name().into_string().expect("text"));
@@ -58,7 +59,7 @@ fn ending(out: &Path, end: &str) -> Vec<String> {
     names
 }
 
-/// Each package of a Cargo.lock, by name and version.
+/// Returns each package of a Cargo.lock, by name and version.
 fn locked(lock: &str) -> BTreeSet<(String, String)> {
     let text = fs::read_to_string(repository().join(lock)).expect("text");
     let table: toml::Table = text.parse().expect("a lock file");
@@ -101,8 +102,8 @@ fn an_sbom_names_each_crate() {
     }
 }
 
-/// Without the tool the archive is made, and one line says what is not. A tool that fails, or leaves a
-/// crate out, ends it, and no SBOM is called one.
+/// Without the tool, the archive is made, and one line says what is not. If the tool fails, or
+/// leaves a crate out, no archive is made, and no file has an SBOM's name.
 #[test]
 fn no_sbom_without_the_tool_or_of_a_part() {
     let kernel = FakeKernel::new();
@@ -132,7 +133,7 @@ fn no_sbom_without_the_tool_or_of_a_part() {
     }
 }
 
-/// A release is made by the sbom4rust that is tested here.
+/// A release is made with the same sbom4rust that is tested here.
 #[test]
 fn the_release_has_the_tested_sbom4rust() {
     let text = |file: &str| fs::read_to_string(repository().join(file)).expect("text");
@@ -153,7 +154,7 @@ fn what_is_missing_by_its_name_there() {
     ] {
         let kernel = FakeKernel::new();
         let file = kernel.write("os-release", release);
-        // As `need` looks for it: no rpmbuild is in this PATH.
+        // The script looks for it as `need` does: no rpmbuild is in this PATH.
         let script = "eval \"$(sed -n '/^need() {/,/^}/p' packaging/make.sh)\"; kind=rpm; PATH=/nowhere:$1; need no-such-rpmbuild rpm rpm-build rpm-build";
         let mut need = Command::new("sh");
         need.args(["-c", script, "sh", "/usr/bin:/bin"]).current_dir(repository()).env("OS_RELEASE", file);

@@ -12,18 +12,19 @@ use std::time::Instant;
 use std::{env, fs};
 use tempfile::TempDir;
 
-/// Folder of this crate in the checkout.
+/// The folder of this crate in the checkout.
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// What is kept of a machine, to start others from.
+/// The layers of a machine that are kept, to start others from.
 #[derive(Clone)]
 pub struct Layers(Vec<PathBuf>);
 
-/// In the folder of a machine that is kept: where the root folder is that it was started from.
+/// The name of a file in the folder of a kept machine. It says where the root folder is that the
+/// machine was started from.
 const BASE: &str = "base";
 
 impl Layers {
-    /// Of a machine that [`Machine::keep`] made in this folder.
+    /// Returns the layers of a machine that [`Machine::keep`] made in this folder.
     pub fn kept(dir: &Path) -> Result<Self> {
         let base = dir.join(BASE);
         let base = fs::canonicalize(&base).with_context(|| format!("no machine is in {}", base.display()))?;
@@ -35,30 +36,31 @@ impl Layers {
 pub struct Machine {
     layers: Layers,
     dir: PathBuf,
-    /// Both are gone when this is dropped, unless the machine is to be kept.
+    /// The folder of the machine's layers. It is removed when this is dropped, unless the machine
+    /// is to be kept.
     _temporary: Option<TempDir>,
-    /// So many MiB are left on its disk; no limit if that is `None`.
+    /// The number of MiB that are left on its disk. `None`: no limit.
     pub disk: Option<u32>,
 }
 
-/// What a script said.
+/// The output of a script.
 pub struct Said {
     pub ok: bool,
-    /// Its exit code; 128 more than the signal that killed it.
+    /// The exit code, or 128 plus the number of the signal that killed it.
     pub code: i32,
     /// Standard output and standard error, in the order in which they came.
     pub text: String,
 }
 
-/// Which file `modprobe nvidia-peermem` takes.
+/// The file that `modprobe nvidia-peermem` chooses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Resolved {
-    /// This project's, of that version, built against the neighbours that are there (or not).
+    /// This project's file, of that version, built against the present neighbours (or not).
     Ours {
         version: String,
         fits: bool,
     },
-    /// NVIDIA's.
+    /// NVIDIA's file.
     Nvidia(String),
     Nothing,
 }
@@ -81,8 +83,8 @@ impl Machine {
         Ok(Self { layers: layers.clone(), dir, _temporary: Some(temporary), disk: None })
     }
 
-    /// A machine with this root folder, for which `dir` is kept: [`Layers::kept`]. What an earlier
-    /// call left there goes.
+    /// Makes a machine with this root folder, which is kept in `dir` for [`Layers::kept`]. Removes
+    /// what an earlier call left there.
     pub fn keep(root: &Path, dir: &Path) -> Result<Self> {
         let root = fs::canonicalize(root).with_context(|| format!("no root folder {}", root.display()))?;
         for part in ["upper", "work"].map(|name| dir.join(name)).into_iter().filter(|part| part.exists()) {
@@ -94,8 +96,8 @@ impl Machine {
         Ok(Self { layers: Layers(vec![root]), dir: dir.to_path_buf(), _temporary: None, disk: None })
     }
 
-    /// This machine as it is now, for others to start from. They need `self` no longer than its
-    /// folder is kept.
+    /// Returns this machine as it is now, for others to start from. They do not need `self` once
+    /// its folder is kept.
     pub fn layers(&self) -> Result<Layers> {
         let upper = self.dir.join("upper");
         fs::create_dir_all(&upper)?;
@@ -130,7 +132,7 @@ impl Machine {
         Ok(Said { ok: output.status.success(), code, text })
     }
 
-    /// Runs a script that must succeed; what it says.
+    /// Runs a script that must succeed, and returns its output.
     pub fn must(&self, script: &str) -> Result<String> {
         let said = self.run(script)?;
         if !said.ok {
@@ -139,9 +141,9 @@ impl Machine {
         Ok(said.text)
     }
 
-    /// Boots the machine, as containers boot: systemd is its process 1, on the kernel of this one,
-    /// whose devices it does not get. A script of `sh -eu` runs as root once the boot is over; then
-    /// the machine ends. What the script says.
+    /// Boots the machine as containers boot: systemd is its process 1, on the kernel of this one,
+    /// whose devices it does not get. A script of `sh -eu` runs as root once the boot is over, and
+    /// then the machine ends. Returns the script's output.
     pub fn boot(&self, script: &str) -> Result<String> {
         // systemd makes cgroups, which would stay.
         let name = self.dir.file_name().context("a temporary folder has a name")?.to_string_lossy();
@@ -177,7 +179,7 @@ END_OF_UNIT
         Ok(text)
     }
 
-    /// The kernels that are installed.
+    /// Returns the kernels that are installed.
     pub fn kernels(&self) -> Result<Vec<String>> {
         Ok(self
             .must("for k in /lib/modules/*/kernel; do basename $(dirname $k); done")?
@@ -186,8 +188,8 @@ END_OF_UNIT
             .collect())
     }
 
-    /// Which file modprobe takes for a kernel, and whether its symbol versions are those of the
-    /// neighbours that modprobe would load before it.
+    /// Returns the file that modprobe chooses for a kernel, and whether its symbol versions are
+    /// those of the neighbours that modprobe would load before it.
     pub fn resolved(&self, kernel: &str) -> Result<Resolved> {
         let text = self.must(&format!(
             r#"k='{kernel}'

@@ -30,10 +30,10 @@ use transitions::{Test, Transition, ALL, INSTALLED, RPM, RPM_INTERRUPTED};
 enum Words {
     /// Makes a machine with both neighbours, to be kept.
     Neighbours {
-        /// Its root folder without them.
+        /// The machine's root folder without the neighbours.
         #[arg(long)]
         root: PathBuf,
-        /// Where it is kept.
+        /// The folder in which the machine is kept.
         #[arg(long)]
         out: PathBuf,
     },
@@ -43,25 +43,25 @@ enum Words {
 
 #[derive(Args)]
 struct Options {
-    /// NAME=DIR: a distribution, and where a machine of it is kept that has both neighbours.
+    /// NAME=DIR: a distribution, and the folder of a kept machine of it that has both neighbours.
     #[arg(long, required = true)]
     chroot: Vec<String>,
-    /// One more, of which only the installation counts: for its compiler.
+    /// A further distribution, on which only the installation is tested, for its compiler.
     #[arg(long)]
     compiler: Option<String>,
-    /// What cargo needs for peermemctl and the libraries, as `cargo vendor` leaves it.
+    /// The crates that cargo needs for peermemctl and the libraries, as `cargo vendor` leaves them.
     #[arg(long)]
     vendor: Option<PathBuf>,
-    /// What `make dist` made.
+    /// The archive that `make dist` made.
     #[arg(long)]
     archive: PathBuf,
-    /// Also the transitions that build our module, which take minutes.
+    /// Run also the transitions that build our module, which take minutes.
     #[arg(long)]
     whole: bool,
-    /// Only these transitions.
+    /// Run only these transitions.
     #[arg(long)]
     only: Vec<String>,
-    /// The page that the results are written to.
+    /// The page to which the results are written.
     #[arg(long)]
     table: Option<PathBuf>,
 }
@@ -100,7 +100,7 @@ struct Distribution<'a> {
     version: &'a str,
     /// A machine with both neighbours and packages of ours, none of which is installed.
     neighbours: Machine,
-    /// The same with ours.
+    /// The same machine with our package.
     ready: Machine,
 }
 
@@ -135,8 +135,8 @@ fn test(options: &Options) -> Result<bool> {
 }
 
 impl Distribution<'_> {
-    /// Runs these transitions, some beside each other, and adds their rows, which stand in the order
-    /// of the transitions. Whether all are good.
+    /// Runs these transitions, some of them side by side, and adds their rows in the order of the
+    /// transitions. Returns whether all are good.
     fn run(&self, transitions: &[&Transition], rows: &mut Vec<String>, table: Option<&Path>) -> Result<bool> {
         let next = AtomicUsize::new(0);
         let done: Mutex<(bool, BTreeMap<usize, Vec<String>>)> = Mutex::new((true, BTreeMap::new()));
@@ -148,7 +148,7 @@ impl Distribution<'_> {
                 let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
                 done.0 &= good;
                 done.1.insert(index, lines);
-                // A run that is stopped keeps what it has found.
+                // Write the page now, so that a run that is stopped keeps its findings.
                 if let Some(table) = table {
                     let lines: Vec<String> = rows.iter().chain(done.1.values().flatten()).cloned().collect();
                     fs::write(table, table::page(&lines))
@@ -166,7 +166,7 @@ impl Distribution<'_> {
         Ok(good)
     }
 
-    /// Runs a transition, and prints what came of it: whether it is good, and its rows.
+    /// Runs a transition and prints its result. Returns whether it is good, and its rows.
     fn one(&self, transition: &Transition) -> Result<(bool, Vec<String>)> {
         let from = if [RPM, RPM_INTERRUPTED].contains(&transition.name) { &self.neighbours } else { &self.ready };
         let (name, start) = (format!("{}/{}", self.name, transition.name), Instant::now());
@@ -182,7 +182,7 @@ impl Distribution<'_> {
     }
 }
 
-/// The machine with our package.
+/// Returns the machine with our package.
 fn with_ours(neighbours: &Machine, version: &str) -> Result<Machine> {
     let machine = Machine::new(&neighbours.layers()?)?;
     let said = machine.must(&format!("dpkg -i {}", ours(version))).context("installation of ours")?;

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Packages of neighbours and of ours, built in the machine by the tools that build the real ones.
+//! Builds packages of neighbours and of ours in the machine, with the tools that build the real
+//! ones.
 
 use crate::machine::Machine;
 use anyhow::{Context, Result};
 use std::path::Path;
 
-/// Where packages lie in the machine.
+/// The folder of packages in the machine.
 pub const DEBS: &str = "/srv/debs";
 
-/// NVIDIA's driver package, and its former and next ones. The number before the dot is its
-/// interface.
+/// The versions of NVIDIA's driver package: the present, the former and the next one. The number
+/// before the dot is its interface.
 pub const NVIDIA: [&str; 3] = ["580.95", "580.105", "595.10"];
-/// DOCA-OFED's.
+/// The versions of DOCA-OFED.
 pub const OFED: [&str; 2] = ["24.10", "25.10"];
-/// Ours: the next version, and one that does not compile.
+/// The versions of our package: the next one, and one that does not compile.
 pub const NEXT: &str = "0.90.0";
 pub const BROKEN: &str = "0.91.0";
 
-/// Takes most modules out of the kernels, the installed one and the package of the next: each call
-/// of depmod reads them all, and no test asks for them.
+/// Removes most modules from the kernels, both the installed one and the package of the next,
+/// because each call of depmod reads them all, and no test needs them.
 const FEW_MODULES: &str = r#"few() {
         for part in "$1"/kernel/sound "$1"/kernel/fs "$1"/kernel/net "$1"/kernel/drivers/*; do
             [ "${part##*/}" = infiniband ] || rm -rf "$part"
@@ -59,9 +60,9 @@ pub fn build(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Builds our Debian packages that the quick transitions need; with `whole`, all Debian packages and
-/// the rpm packages. `archive` is what `make dist` made; peermemctl and the libraries are built of
-/// what cargo needs for them in `vendor`, without the network.
+/// Builds our Debian packages that the quick transitions need or, with `whole`, all Debian packages
+/// and the rpm packages. `archive` is what `make dist` made. `vendor` has what cargo needs for
+/// peermemctl and the libraries, so that the network is not needed.
 pub fn build_ours(machine: &Machine, archive: &Path, version: &str, whole: bool, vendor: Option<&Path>) -> Result<()> {
     machine.put(archive, "/srv/source.tar.xz")?;
     if let Some(vendor) = vendor {
@@ -91,12 +92,12 @@ pub fn build_ours(machine: &Machine, archive: &Path, version: &str, whole: bool,
     Ok(())
 }
 
-/// The file of a package.
+/// Returns the file of a package.
 pub fn deb(name: &str, version: &str) -> String {
     format!("{DEBS}/{name}-dkms_{version}_all.deb")
 }
 
-/// The file of our package.
+/// Returns the file of our package.
 pub fn ours(version: &str) -> String {
     format!("{DEBS}/nvidia-peermem-rust-dkms_{version}-1_all.deb")
 }

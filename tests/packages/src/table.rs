@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! docs/results/packages.md.
+//! Writes docs/results/packages.md.
 
 use crate::transitions::Row;
 
@@ -14,7 +14,7 @@ driver and DOCA-OFED, and the real dpkg, rpm, dkms, depmod and modprobe. Nothing
 |---|---|---|---|---|---|---|
 ";
 
-/// A line of the page.
+/// Returns a line of the page.
 pub fn line(distribution: &str, rustc: &str, row: &Row) -> String {
     let exit = row.exit.map_or_else(|| "–".to_string(), |code| code.to_string());
     let initrd = if row.initrd { "yes" } else { "no" };
@@ -22,7 +22,7 @@ pub fn line(distribution: &str, rustc: &str, row: &Row) -> String {
     format!("| {distribution} | {rustc} | {kernel} | {action} | {exit} | {initrd} | {takes} |\n")
 }
 
-/// The page of these lines.
+/// Returns the page with these lines.
 pub fn page(lines: &[String]) -> String {
     HEAD.to_string() + &lines.concat()
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What happens to a machine, and what modprobe must resolve to afterwards.
+//! Makes something happen to a machine, and checks what modprobe must resolve to afterwards.
 
 use crate::machine::{Machine, Resolved, Said};
 use crate::stubs::{deb, ours, BROKEN, DEBS, NEXT, NVIDIA, OFED};
 use anyhow::{ensure, Context, Result};
 
-/// One transition, from a machine with both neighbours and our package.
+/// One transition, which starts from a machine with both neighbours and our package.
 pub struct Transition {
     pub name: &'static str,
-    /// It builds no module of ours, so it is part of `make test`.
+    /// Whether it builds no module of ours, so that it is part of `make test`.
     pub quick: bool,
     pub run: fn(&mut Test) -> Result<()>,
 }
@@ -17,7 +17,7 @@ pub struct Transition {
 /// A machine under test, and what was seen on it.
 pub struct Test {
     pub machine: Machine,
-    /// Of our package that is installed.
+    /// The version of our package that is installed.
     pub version: String,
     pub rows: Vec<Row>,
     /// The exit code of the last transaction, until a row has it.
@@ -28,7 +28,7 @@ pub struct Test {
 pub struct Row {
     pub kernel: String,
     pub action: String,
-    /// The exit code of dpkg or rpm, where one of them was called.
+    /// The exit code of dpkg or rpm, if one of them was called.
     pub exit: Option<i32>,
     pub initrd: bool,
     pub takes: String,
@@ -41,7 +41,7 @@ const fn long(name: &'static str, run: fn(&mut Test) -> Result<()>) -> Transitio
     Transition { name, quick: false, run }
 }
 
-/// In this order they stand in the table.
+/// The transitions in the order of the table.
 pub const ALL: &[Transition] = &[
     quick("lint", lint),
     quick("units", units),
@@ -92,22 +92,22 @@ pub const ALL: &[Transition] = &[
     long("libraries_by_rpm", libraries_by_rpm),
 ];
 
-/// What a new compiler has to pass.
+/// The transition that a new compiler has to pass.
 pub const INSTALLED: &str = "installed";
-/// From a machine with the neighbours alone: rpm's own dkms flow.
+/// rpm's own dkms flow, which starts from a machine with the neighbours alone.
 pub const RPM: &str = "rpm";
 pub const RPM_INTERRUPTED: &str = "rpm_interrupted";
 
 impl Test {
-    /// Runs a script with a transaction of dpkg or rpm, which may fail; the row that follows has its
-    /// exit code.
+    /// Runs a script with a transaction of dpkg or rpm, which may fail. The row that follows has
+    /// its exit code.
     fn act(&mut self, script: &str) -> Result<Said> {
         let said = self.machine.run(script)?;
         self.exit = Some(said.code);
         Ok(said)
     }
 
-    /// The same where it must not fail; what it says.
+    /// Runs a transaction that must not fail, and returns its output.
     fn transaction(&mut self, script: &str) -> Result<String> {
         let said = self.act(script)?;
         ensure!(said.ok, "{script}\n{}", said.text);
@@ -126,7 +126,7 @@ impl Test {
         self.machine.kernels()?.into_iter().next().context("no kernel")
     }
 
-    /// What modprobe takes after `action` must be this.
+    /// Checks that this is what modprobe chooses after `action`.
     fn expect(&mut self, action: &str, kernel: &str, want: &Resolved) -> Result<()> {
         let got = self.machine.resolved(kernel)?;
         self.row(kernel, action, &got.to_string())?;
@@ -134,7 +134,7 @@ impl Test {
         Ok(())
     }
 
-    /// Ours, built against the neighbours that are there.
+    /// Checks that modprobe chooses our module, built against the present neighbours.
     fn expect_ours(&mut self, action: &str, version: &str) -> Result<()> {
         for kernel in self.machine.kernels()? {
             self.expect(action, &kernel, &Resolved::Ours { version: version.to_string(), fits: true })?;
@@ -147,19 +147,19 @@ impl Test {
     }
 }
 
-/// Exactly one line of a text has all these words.
+/// Checks that exactly one line of a text contains all these words.
 fn one_line(text: &str, words: &[&str]) -> Result<()> {
     let lines: Vec<&str> = text.lines().filter(|line| words.iter().all(|word| line.contains(word))).collect();
     ensure!(lines.len() == 1, "{} lines with {words:?}, not one:\n{text}", lines.len());
     Ok(())
 }
 
-/// The module's line for DKMS's log is in the text of a failed build.
+/// Checks that the text of a failed build contains the line that the module writes for DKMS's log.
 fn says_why(text: &str, reason: &str) -> Result<()> {
     one_line(text, &["nvidia-peermem-rust: not built for kernel ", reason, "modprobe loads "])
 }
 
-/// lintian and rpmlint have nothing to say that packaging/ does not answer with a reason.
+/// lintian and rpmlint report nothing that packaging/ does not excuse with a reason.
 fn lint(test: &mut Test) -> Result<()> {
     test.machine.must(&format!(
         "cd {DEBS}; lintian --fail-on error,warning *_{v}-1_*.deb
@@ -170,7 +170,7 @@ fn lint(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// systemd has nothing to say about the units.
+/// systemd reports nothing about the units.
 fn units(test: &mut Test) -> Result<()> {
     let said = test.machine.must(
         "systemd-analyze verify --man=no /usr/lib/systemd/system/nvidia-peermem-rust.service /srv/source/packaging/monitoring/*.service /srv/source/packaging/monitoring/*.timer",
@@ -185,7 +185,7 @@ fn installed(test: &mut Test) -> Result<()> {
     let kernel = test.kernel()?;
     let status = test.machine.must("dkms status -m nvidia-peermem-rust")?;
     one_line(&status, &[&kernel, "installed"])?;
-    // Parameters come by the module's name.
+    // modprobe applies parameters by the module's name.
     let options = test.machine.must(&format!(
         "echo 'options nvidia-peermem persistent_api_support=0' >/etc/modprobe.d/admin.conf
         modprobe -S {kernel} -n --show-depends nvidia-peermem"
@@ -195,7 +195,7 @@ fn installed(test: &mut Test) -> Result<()> {
     units_document(test)
 }
 
-/// The page that our unit names is there.
+/// The page that our unit names exists.
 fn units_document(test: &Test) -> Result<()> {
     let unit = "/usr/lib/systemd/system/nvidia-peermem-rust.service";
     test.machine.must(&format!(r#"test -f "$(sed -n 's/^Documentation=file://p' {unit})""#))?;
@@ -209,7 +209,7 @@ fn nvidia_same_interface(test: &mut Test) -> Result<()> {
     test.expect_ours("upgrade of NVIDIA's driver, same interface", &version)
 }
 
-/// dkms before 3.1 keeps no Module.symvers: then nothing says that the interface has changed, and
+/// dkms before 3.1 keeps no Module.symvers. Then nothing shows that the interface has changed, and
 /// the kernel checks nothing.
 fn nvidia_up_and_down(test: &mut Test) -> Result<()> {
     let version = test.version();
@@ -234,7 +234,7 @@ fn nvidia_removed(test: &mut Test) -> Result<()> {
     test.expect("removal of ours after NVIDIA's", &kernel, &Resolved::Nothing)
 }
 
-/// Its package is unpacked, and its module does not compile.
+/// The package is unpacked, but its module does not compile.
 fn nvidia_half_installed(test: &mut Test) -> Result<()> {
     let version = test.version();
     let said = test.machine.run(&format!(
@@ -248,9 +248,9 @@ fn nvidia_half_installed(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// Debian's driver packages call their files otherwise, and have modprobe do so by a line
-/// `install`. modprobe ignores that for ours, which has a softdep; so what admin and packages say
-/// is left alone.
+/// Debian's driver packages give their files other names, and make modprobe choose them by a line
+/// `install`. modprobe ignores that for our module, which has a softdep, so the settings of admin
+/// and packages are left alone.
 fn debians_driver(test: &mut Test) -> Result<()> {
     let version = test.version();
     test.machine.must(&format!(
@@ -271,7 +271,7 @@ fn debians_driver(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// As Ubuntu's kmod brings one.
+/// Ubuntu's kmod brings such a line.
 fn another_search_line(test: &mut Test) -> Result<()> {
     let version = test.version();
     test.machine.must(
@@ -291,8 +291,8 @@ fn ofed_upgrade(test: &mut Test) -> Result<()> {
     test.expect_ours("upgrade of OFED", &version)
 }
 
-/// `default` points at the build for another kernel, and another version's files lie around: only
-/// this kernel's counts.
+/// `default` points at the build for another kernel, and files of another version exist. Only this
+/// kernel's build counts.
 fn ofed_of_two_versions(test: &mut Test) -> Result<()> {
     let version = test.version();
     let text = test.machine.must(
@@ -302,7 +302,7 @@ fn ofed_of_two_versions(test: &mut Test) -> Result<()> {
     )?;
     ensure!(!text.contains("nvidia-peermem-rust: "), "nothing of this kernel has changed:\n{text}");
     test.expect_ours("a second OFED, for another kernel", &version)?;
-    // Where this kernel's is gone, another kernel's is not taken for it.
+    // If this kernel's build is gone, another kernel's is not used in its place.
     let kernel = test.kernel()?;
     let text = test.machine.must(&format!(
         "rm -r /usr/src/ofa_kernel/$(uname -m)/{kernel}
@@ -313,11 +313,11 @@ fn ofed_of_two_versions(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// A neighbour that the module does not fit: its build fails, and the former module stays.
+/// The module does not fit a neighbour. Its build fails, and the former module stays.
 fn neighbour_of_another_abi(test: &mut Test) -> Result<()> {
     let version = test.version();
     let kernel = test.kernel()?;
-    // Nobody tries again what did not change.
+    // Nothing has changed, so the build is not tried again.
     let text = test.machine.must(&format!(
         "mkdir -p /usr/src/ofa_kernel/$(uname -m)/{kernel}/include/rdma
         echo '#error an interface that nobody knows' >/usr/src/ofa_kernel/$(uname -m)/{kernel}/include/rdma/peer_mem.h
@@ -335,7 +335,7 @@ fn neighbour_of_another_abi(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// dpkg has nothing left to do, and no kernel lacks its initrd.
+/// Checks that dpkg has nothing left to do, and that no kernel lacks its initrd.
 fn nothing_half_installed(test: &Test) -> Result<()> {
     let left = test.machine.must(
         "dpkg --audit
@@ -345,8 +345,8 @@ fn nothing_half_installed(test: &Test) -> Result<()> {
     Ok(())
 }
 
-/// A kernel comes for which ours cannot be built: it is installed with its initrd and its neighbours,
-/// and takes NVIDIA's module. Ours follows once it can.
+/// A kernel is installed for which our module cannot be built. It gets its initrd and its
+/// neighbours, and uses NVIDIA's module. Our module follows once it can be built.
 fn kernel_that_ours_is_not_built_for(test: &mut Test) -> Result<()> {
     let (old, version) = (test.kernel()?, test.version());
     let text = test.transaction(
@@ -362,12 +362,12 @@ fn kernel_that_ours_is_not_built_for(test: &mut Test) -> Result<()> {
     test.row(&new, "installation of a kernel for which ours is not built", &got.to_string())?;
     ensure!(matches!(got, Resolved::Nvidia(_)), "{got}");
     test.expect("installation of a kernel for which ours is not built", &old, &Resolved::Ours { version, fits: true })?;
-    // apt works on.
+    // apt goes on working.
     test.transaction("dpkg --configure --pending; dpkg-trigger --no-await /usr/src; dpkg --configure --pending")?;
     Ok(())
 }
 
-/// The same kernel's package comes again, or after it was removed: ours is there.
+/// The same kernel's package is installed again, or after it was removed. Our module is there.
 fn kernel_installed_again(test: &mut Test) -> Result<()> {
     let (old, version) = (test.kernel()?, test.version());
     test.machine.must("dpkg -i /srv/kernel/*.deb")?;
@@ -382,7 +382,8 @@ fn kernel_installed_again(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// Ours, the driver and OFED come in one call of dpkg, ours before what it is built against.
+/// Our package, the driver and OFED are installed in one call of dpkg, ours before what it is built
+/// against.
 fn one_transaction(test: &mut Test) -> Result<()> {
     let version = test.version();
     test.machine
@@ -460,7 +461,7 @@ fn dpkg_interrupted(test: &mut Test) -> Result<()> {
     test.expect_ours("dpkg --configure --pending after it", NEXT)
 }
 
-/// The disk is full before the build ends: what was there stays, and works.
+/// The disk is full before the build ends. What existed before stays, and works.
 fn disk_full(test: &mut Test) -> Result<()> {
     let version = test.version();
     test.machine.disk = Some(12);
@@ -478,7 +479,7 @@ fn disk_full(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// What depmod is told stays as it was where the new text does not fit on the disk.
+/// depmod's configuration stays as it was if the new text does not fit on the disk.
 fn disk_full_while_configuring(test: &mut Test) -> Result<()> {
     test.machine.disk = Some(8);
     let said = test.machine.run(
@@ -494,8 +495,8 @@ fn disk_full_while_configuring(test: &mut Test) -> Result<()> {
     one_line(&said.text, &["cannot write /usr/lib/depmod.d/00-nvidia-peermem-rust.conf", "No space left on device"])
 }
 
-/// A neighbour has changed, and there is no room even to keep the module beside a build: nothing is
-/// begun.
+/// A neighbour has changed, but the disk cannot even hold a copy of the module during a build. No
+/// build is begun.
 fn disk_full_at_a_refresh(test: &mut Test) -> Result<()> {
     let kernel = test.kernel()?;
     let version = test.version();
@@ -516,8 +517,8 @@ fn disk_full_at_a_refresh(test: &mut Test) -> Result<()> {
     one_line(&said.text, &[&kernel, "installed"])
 }
 
-/// Each place that a build or an installation writes to is full, or cannot be written: one line says
-/// so, nothing else fails, and what modprobe takes stays.
+/// Each place that a build or an installation writes to is full, or cannot be written. One line
+/// says so, nothing else fails, and modprobe's choice stays.
 fn a_place_that_is_full_or_read_only(test: &mut Test) -> Result<()> {
     let (kernel, version) = (test.kernel()?, test.version());
     let full = |dir: &str| {
@@ -564,8 +565,8 @@ fn a_place_that_is_full_or_read_only(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// The machine loses its power at each step of an upgrade. The former module stays, and
-/// `dpkg --configure --pending`, after another installation where dpkg demands one, ends it.
+/// The machine loses its power at each step of an upgrade. The former module stays. `dpkg
+/// --configure --pending` completes the upgrade, after another installation if dpkg demands one.
 fn interrupted_at_each_step(test: &mut Test) -> Result<()> {
     let version = test.version();
     let layers = test.machine.layers()?;
@@ -589,7 +590,7 @@ fn interrupted_at_each_step(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// A build forgets what failed for its own kernel, not for 6.1.0.1 with that of 6.1.0.
+/// A build for kernel 6.1.0 forgets what failed for that kernel, but not what failed for 6.1.0.1.
 fn a_release_that_begins_another(test: &mut Test) -> Result<()> {
     test.machine.must(
         "tried=/run/nvidia-peermem-rust; mkdir -p $tried; cp -R /usr/src/nvidia-peermem-rust-*/ /tmp/build; cd /tmp/build
@@ -602,8 +603,8 @@ fn a_release_that_begins_another(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// Secure Boot, and a key of DKMS that nobody has enrolled (mokutil is a stand-in: the machine has
-/// no firmware).
+/// Secure Boot is on, and nobody has enrolled DKMS's key (mokutil is a stand-in, because the
+/// machine has no firmware).
 fn key_not_enrolled(test: &mut Test) -> Result<()> {
     let version = test.version();
     let text = test.machine.must(
@@ -619,8 +620,8 @@ fn key_not_enrolled(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// openibd's hook comes with us where OFED is, or with OFED where we are. An admin's own is left
-/// alone, and none comes back.
+/// openibd's hook is installed with our package if OFED is there, or with OFED if our package is.
+/// An admin's own hook is left alone, and a removed one does not come back.
 fn openibd_hook(test: &mut Test) -> Result<()> {
     let hook = "/etc/infiniband/pre-stop-hook.sh";
     let text = test.machine.must(&format!(
@@ -636,7 +637,7 @@ fn openibd_hook(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// A rebuild for one kernel leaves the others' links as they are; an upgrade holds every kernel's
+/// A rebuild for one kernel leaves the others' links as they are. An upgrade keeps every kernel's
 /// module.
 fn each_kernel_by_itself(test: &mut Test) -> Result<()> {
     let kernel = test.kernel()?;
@@ -656,7 +657,7 @@ fn each_kernel_by_itself(test: &mut Test) -> Result<()> {
     says_why(&text, "of the test")
 }
 
-/// What an admin takes away from one kernel stays away, until he installs it again.
+/// A module that an admin uninstalls for one kernel stays away, until he installs it again.
 fn uninstalled_by_the_admin(test: &mut Test) -> Result<()> {
     let (kernel, version) = (test.kernel()?, test.version());
     let dkms = |verb| format!("dkms {verb} -m nvidia-peermem-rust -v {version} -k {kernel} >/dev/null");
@@ -673,9 +674,9 @@ fn uninstalled_by_the_admin(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// A kernel's rpm calls kernel-install when it goes, which calls DKMS: no admin has taken the module
-/// away, so it is built once that kernel comes again. (The rpm is a stand-in that has the script alone;
-/// its kernel stays.)
+/// When a kernel's rpm is removed, it calls kernel-install, which calls DKMS. No admin has
+/// uninstalled the module, so it is built when that kernel is installed again. (The rpm is a
+/// stand-in that has only the script; its kernel stays.)
 fn kernel_removed_by_rpm(test: &mut Test) -> Result<()> {
     let (kernel, version) = (test.kernel()?, test.version());
     let text = test.transaction(&format!(
@@ -701,7 +702,7 @@ END
     one_line(&text, &["nvidia-peermem-rust: building for kernel", &kernel])
 }
 
-/// Who has to wait says for what.
+/// A refresh that has to wait says for what.
 fn one_refresh_at_a_time(test: &mut Test) -> Result<()> {
     let text = test.machine.must(
         "lib=/usr/lib/nvidia-peermem-rust; flock $lib sh -c 'touch /tmp/locked; sleep 2; echo first' &
@@ -712,8 +713,8 @@ fn one_refresh_at_a_time(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// No program that DKMS starts has our lock open: one that DKMS leaves running would keep every later
-/// refresh waiting.
+/// No program that DKMS starts has our lock open. One that DKMS leaves running would make every
+/// later refresh wait.
 fn no_program_of_dkms_keeps_the_lock(test: &mut Test) -> Result<()> {
     let kernel = test.kernel()?;
     let text = test.machine.must(&format!(
@@ -726,7 +727,7 @@ fn no_program_of_dkms_keeps_the_lock(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// The service at boot, and what it said.
+/// Prints the state of the service at boot, and its messages.
 const SERVICE: &str = "unit=nvidia-peermem-rust.service
     systemctl show -p Result,ActiveState $unit
     started=$(systemctl show -p ExecMainStartTimestampMonotonic --value $unit)
@@ -736,7 +737,7 @@ const SERVICE: &str = "unit=nvidia-peermem-rust.service
     systemctl show -p After $unit | grep -o dkms.service
     journalctl -q -o cat -u $unit | grep nvidia-peermem-rust: || true";
 
-/// It has run, after what it needs, has ended well, and nobody waited for it. What it said.
+/// Checks that it ran after what it needs, ended well, and made nobody wait. Returns its messages.
 fn service_ran(test: &Test) -> Result<Vec<String>> {
     let text = test.machine.boot(SERVICE)?;
     let lines: Vec<&str> = text.lines().collect();
@@ -753,7 +754,7 @@ fn booted(test: &mut Test) -> Result<()> {
     let said = service_ran(test)?;
     ensure!(said.is_empty(), "nothing had changed: {said:?}");
     test.expect_ours("a boot", &version)?;
-    // A build that fails.
+    // This build fails.
     test.machine.must(&format!(
         "printf '#!/bin/sh\ncase $1 in status) exec /usr/sbin/dkms \"$@\" ;; esac; echo \"error: of the test\"; exit 1\n' >/usr/local/sbin/dkms
         chmod +x /usr/local/sbin/dkms
@@ -765,14 +766,14 @@ fn booted(test: &mut Test) -> Result<()> {
     test.machine
         .must(&format!("mv /srv/Module.symvers /usr/src/ofa_kernel/$(uname -m)/{kernel}/; rm /usr/local/sbin/dkms"))?;
     test.expect_ours("a boot at which a build fails", &version)?;
-    // Neither GPU driver nor OFED.
+    // There is neither GPU driver nor OFED.
     test.transaction("dpkg -P --no-triggers nvidia-dkms mlnx-ofed-kernel-dkms; rm -rf /usr/src/ofa_kernel")?;
     let said = service_ran(test)?;
     ensure!(said.len() <= 1, "more than a line: {said:?}");
     Ok(())
 }
 
-/// What changed without a package, and so without a trigger.
+/// Something changed without a package, and so without a trigger.
 fn booted_after_a_change(test: &mut Test) -> Result<()> {
     let version = test.version();
     test.transaction(&format!("dpkg -i --no-triggers {}", deb("mlnx-ofed-kernel", OFED[1])))?;
@@ -782,8 +783,8 @@ fn booted_after_a_change(test: &mut Test) -> Result<()> {
     test.expect_ours("a boot after a change of OFED without a trigger", &version)
 }
 
-/// In a container, or where a package was forced in: one line names the tool, not the shell's own, and
-/// the former module stays.
+/// A tool is missing, as in a container, or after a forced installation. One line names the tool,
+/// instead of the shell's own message, and the former module stays.
 fn a_tool_is_missing(test: &mut Test) -> Result<()> {
     let version = test.version.clone();
     for tool in ["dkms", "depmod", "modinfo", "make"] {
@@ -799,7 +800,7 @@ fn a_tool_is_missing(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// NVIDIA's file is back, and nothing of ours is left.
+/// Checks that NVIDIA's file is back, and nothing of ours is left.
 fn gone(test: &mut Test, action: &str, verb: &str) -> Result<()> {
     test.transaction(&format!("dpkg {verb} nvidia-peermem-rust-dkms"))?;
     let kernel = test.kernel()?;
@@ -809,7 +810,7 @@ fn gone(test: &mut Test, action: &str, verb: &str) -> Result<()> {
         matches!(&got, Resolved::Nvidia(file) if file.starts_with("nvidia-peermem.ko")),
         "NVIDIA's file is not back: {got}"
     );
-    // Whether a unit is enabled is the admin's configuration, which stays until the purge.
+    // The admin's configuration says whether a unit is enabled, and stays until the purge.
     let units = if verb == "-r" { "! -path '*/systemd/*'" } else { "" };
     let left = test.machine.must(&format!("find / -xdev \\( -name '*nvidia-peermem-rust*' -o -lname '*nvidia-peermem-rust*' \\) ! -path '{DEBS}/*' ! -path '/srv/*' ! -path '/var/lib/dpkg/*' {units}"))?;
     ensure!(left.is_empty(), "left behind:\n{left}");
@@ -824,7 +825,7 @@ fn purged(test: &mut Test) -> Result<()> {
     gone(test, "purge of ours", "-P")
 }
 
-/// dpkg runs no prerm then. What an upgrade held goes, too.
+/// dpkg runs no prerm in this case. What an upgrade kept is removed, too.
 fn removed_while_unpacked(test: &mut Test) -> Result<()> {
     test.machine.must(&format!(
         "mkdir -p /etc/infiniband; /usr/lib/nvidia-peermem-rust/upkeep hook; dpkg --unpack {}",
@@ -833,12 +834,13 @@ fn removed_while_unpacked(test: &mut Test) -> Result<()> {
     gone(test, "removal of ours, unpacked but not configured", "-r")
 }
 
-/// rpm's own order of scripts. (`--nodeps`: what the package needs came as Debian packages.)
+/// Tests rpm's own order of scripts. (`--nodeps`: what the package needs was installed from Debian
+/// packages.)
 fn rpm(test: &mut Test) -> Result<()> {
     let version = test.version();
     let kernel = test.kernel()?;
     let rpm = |version: &str| format!("{DEBS}/nvidia-peermem-rust-dkms-{version}-1.noarch.rpm");
-    // Nothing to build it with is said; and it is built once that comes.
+    // If there is nothing to build it with, a line says so, and it is built once that is installed.
     let text = test.machine.must(&format!(
         "mv /lib/modules/{kernel}/build /tmp/build; rpm -i --nodeps {}; mv /tmp/build /lib/modules/{kernel}/build",
         rpm(&version)
@@ -850,7 +852,7 @@ fn rpm(test: &mut Test) -> Result<()> {
     test.transaction(&format!("rpm -U --nodeps {}", rpm(NEXT)))?;
     test.expect_ours("rpm: upgrade of ours", NEXT)?;
     let (driver, again) = (deb("nvidia", NVIDIA[2]), rpm(NEXT));
-    // With the plugin that gives each script a /tmp of its own, where this rpm has it.
+    // This uses the plugin that gives each script a /tmp of its own, if this rpm has it.
     test.transaction(&format!("rpm --reinstall --nodeps {again}"))?;
     test.expect_ours("rpm: ours installed again", NEXT)?;
     test.transaction(&format!("dpkg -i --no-triggers {driver}; rpm --reinstall --nodeps {again}"))?;
@@ -870,8 +872,8 @@ fn rpm(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// The machine loses its power at each step of an upgrade by rpm: the former module stays, and the same
-/// command again ends it.
+/// The machine loses its power at each step of an upgrade by rpm. The former module stays, and the
+/// same command again completes the upgrade.
 fn rpm_interrupted(test: &mut Test) -> Result<()> {
     let version = test.version();
     let file = |version: &str| format!("{DEBS}/nvidia-peermem-rust-dkms-{version}-1.noarch.rpm");
@@ -896,7 +898,8 @@ fn rpm_interrupted(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// What `PACKAGE` brings is where users look, works, and goes again.
+/// Checks that the files of `PACKAGE` are where users look, that they work, and that they are
+/// removed again.
 const LOOKS: &str = "peermemctl --version; peermemctl doctor >/tmp/doctor || true; grep -c '^ *1 ' /tmp/doctor
     for file in man/man1/peermemctl.1 man/man1/peermemctl-metrics.1 bash-completion/completions/peermemctl peermemctl/alerts.yml doc/peermemctl/doctor.md; do
         set -- /usr/share/$file*; test -s $1
@@ -929,8 +932,9 @@ fn peermemctl_by_rpm(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// A program in C is compiled with what `gpumr.pc` says, finds its library, and is told what it
-/// lacks; and so is one that knows nothing of the other library, which is in LD_PRELOAD.
+/// Compiles a program in C with the flags of `gpumr.pc`. It finds its library and gets a message
+/// about what is missing; and so does one that knows nothing of the other library, which is in
+/// LD_PRELOAD.
 const LINKS: &str = r#"cd /tmp
     pc=$(find /usr/lib* -name gpumr.pc)
     libs=$(sed -n 's/^Libs: *//p' $pc); libdir=$(sed -n 's/^libdir=//p' $pc); includedir=$(sed -n 's/^includedir=//p' $pc)
@@ -973,7 +977,7 @@ fn libraries_by_rpm(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// The timer is off until somebody enables it; then it writes what node_exporter reads.
+/// The timer is off until somebody enables it. Then it writes what node_exporter reads.
 fn metrics(test: &mut Test) -> Result<()> {
     let folder = "/var/lib/prometheus/node-exporter";
     test.transaction(&format!("dpkg -i {DEBS}/peermemctl_{}-1_*.deb; mkdir -p {folder}", test.version))?;
@@ -990,7 +994,7 @@ fn metrics(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// The dashboard's queries, with what Grafana puts in for its variables.
+/// Returns the dashboard's queries, with the values that Grafana puts in for its variables.
 fn dashboard() -> Vec<String> {
     let text = include_str!("../../../packaging/monitoring/grafana.json");
     let queries = text.lines().filter_map(|line| line.trim().strip_prefix("\"expr\": \""));
@@ -998,9 +1002,9 @@ fn dashboard() -> Vec<String> {
     queries.map(|query| query.replace("$instance", ".*").replace("$__rate_interval", "20s")).collect()
 }
 
-/// Debian's own node_exporter and Prometheus read what peermemctl writes of recorded machines:
-/// promtool finds no fault in metrics and rules, each query of the dashboard has an answer, and a file
-/// that node_exporter cannot read is an alert.
+/// Debian's own node_exporter and Prometheus read what peermemctl writes about recorded machines.
+/// promtool finds no fault in metrics and rules, each query of the dashboard has an answer, and a
+/// file that node_exporter cannot read raises an alert.
 fn monitoring(test: &mut Test) -> Result<()> {
     test.machine.must(&format!("dpkg -i {DEBS}/peermemctl_{}-1_*.deb", test.version))?;
     let queries = dashboard();
