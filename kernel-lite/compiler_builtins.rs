@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! rustc wants a crate of this name in every program. This one is empty: what `core` would call in
-//! it (arithmetic of 128-bit integers and of floats) is used nowhere in the module, and would be an
-//! undefined symbol, so modpost would say.
+//! rustc wants a crate of this name in every program. This one is empty: the module uses nothing
+//! for which `core` would call it (arithmetic of 128-bit integers and of floats). Such a use would
+//! be an undefined symbol, which modpost would report.
 
 #![allow(internal_features)]
 #![feature(compiler_builtins)]

@@ -12,7 +12,7 @@
 
 #include "helpers.h"
 
-/* Before 5.15 the function has the name that is a macro's since. */
+/* Before 5.15, the function has the name that later became a macro's. */
 #ifndef printk
 #define _printk printk
 #endif

@@ -8,7 +8,7 @@
 
 #include <linux/types.h>
 
-/* With lock debugging struct mutex is three times as large as without. */
+/* With lock debugging, struct mutex is three times as large as without. */
 #if defined(CONFIG_DEBUG_MUTEXES) || defined(CONFIG_DEBUG_LOCK_ALLOC)
 #define KL_MUTEX_WORDS 32
 #else

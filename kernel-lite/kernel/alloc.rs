@@ -11,14 +11,14 @@ use core::ops::{Deref, DerefMut};
 use core::ptr::{self, NonNull};
 use core::slice;
 
-/// Alignment that both allocators give to every size.
+/// The alignment that both allocators give to every size.
 const ALIGN: usize = 8;
 
-/// Out of memory.
+/// The error of an allocation: memory is exhausted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AllocError;
 
-/// How to allocate. There is one way: the C functions behind this know nothing else.
+/// The way to allocate. There is only one, because the C functions behind this know no other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Flags(());
 
@@ -26,21 +26,21 @@ pub struct Flags(());
 pub mod flags {
     use super::Flags;
 
-    /// May sleep and reclaim.
+    /// The allocation may sleep and reclaim.
     pub const GFP_KERNEL: Flags = Flags(());
 }
 
-/// Where memory comes from.
+/// A source of memory.
 ///
 /// # Safety
 ///
 /// What `alloc` returns is valid for `size` bytes, aligned to eight bytes, and owned by the caller
 /// until `free`.
 pub unsafe trait Allocator {
-    /// `size` bytes, not zero.
+    /// Allocates `size` bytes, which is not zero.
     fn alloc(size: usize, flags: Flags) -> Result<NonNull<c_void>, AllocError>;
 
-    /// Gives it back.
+    /// Frees memory.
     ///
     /// # Safety
     ///
@@ -48,7 +48,7 @@ pub unsafe trait Allocator {
     unsafe fn free(memory: NonNull<c_void>);
 }
 
-/// Contiguous memory, for small things.
+/// Allocates contiguous memory, for small things.
 pub struct Kmalloc;
 
 // SAFETY: `kmalloc()` aligns to eight bytes at least.
@@ -64,7 +64,8 @@ unsafe impl Allocator for Kmalloc {
     }
 }
 
-/// Contiguous memory if there is some, else mapped together from pages.
+/// Allocates contiguous memory if there is some, otherwise memory that is mapped together from
+/// pages.
 pub struct KVmalloc;
 
 // SAFETY: `kvmalloc()` aligns to eight bytes at least.
@@ -80,7 +81,7 @@ unsafe impl Allocator for KVmalloc {
     }
 }
 
-/// Memory for one `T`, uninitialised.
+/// Allocates uninitialised memory for one `T`.
 pub(crate) fn alloc_one<T, A: Allocator>(flags: Flags) -> Result<NonNull<T>, AllocError> {
     const { assert!(size_of::<T>() != 0 && align_of::<T>() <= ALIGN) };
     Ok(A::alloc(size_of::<T>(), flags)?.cast())
@@ -100,10 +101,10 @@ pub struct Vec<T, A: Allocator> {
     _allocator: PhantomData<A>,
 }
 
-/// [`Vec`] over [`Kmalloc`].
+/// A [`Vec`] over [`Kmalloc`].
 pub type KVec<T> = Vec<T, Kmalloc>;
 
-/// [`Vec`] over [`KVmalloc`].
+/// A [`Vec`] over [`KVmalloc`].
 pub type KVVec<T> = Vec<T, KVmalloc>;
 
 // SAFETY: A vector owns its elements.
@@ -113,36 +114,37 @@ unsafe impl<T: Send, A: Allocator> Send for Vec<T, A> {}
 unsafe impl<T: Sync, A: Allocator> Sync for Vec<T, A> {}
 
 impl<T, A: Allocator> Vec<T, A> {
-    /// An empty one, which owns no memory.
+    /// Returns an empty vector, which owns no memory.
     pub const fn new() -> Self {
         const { assert!(size_of::<T>() != 0 && align_of::<T>() <= ALIGN) };
         // INVARIANT: No memory, no elements.
         Self { ptr: NonNull::dangling(), capacity: 0, len: 0, _allocator: PhantomData }
     }
 
-    /// An empty one with room for `capacity` elements.
+    /// Returns an empty vector with room for `capacity` elements.
     pub fn with_capacity(capacity: usize, flags: Flags) -> Result<Self, AllocError> {
         let mut this = Self::new();
         this.reserve(capacity, flags)?;
         Ok(this)
     }
 
-    /// Number of elements there is room for.
+    /// Returns the number of elements that there is room for.
     pub const fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Makes room for `additional` elements more, and for twice as many as there was room for.
+    /// Makes room for `additional` further elements, and for at least twice as many elements as
+    /// before.
     pub fn reserve(&mut self, additional: usize, flags: Flags) -> Result<(), AllocError> {
         let wanted = self.len.checked_add(additional).ok_or(AllocError)?;
         if wanted <= self.capacity {
@@ -172,7 +174,7 @@ impl<T, A: Allocator> Vec<T, A> {
         self.push_within_capacity(value).map_err(|_| AllocError)
     }
 
-    /// Appends an element, or hands it back if there is no room.
+    /// Appends an element, or returns it if there is no room.
     pub fn push_within_capacity(&mut self, value: T) -> Result<(), PushError<T>> {
         if self.len >= self.capacity {
             return Err(PushError(value));
@@ -185,7 +187,7 @@ impl<T, A: Allocator> Vec<T, A> {
         Ok(())
     }
 
-    /// Takes the last element out.
+    /// Removes and returns the last element.
     pub fn pop(&mut self) -> Option<T> {
         // INVARIANT: One element less is in use; what is behind `len` is not looked at.
         self.len = self.len.checked_sub(1)?;
@@ -194,13 +196,13 @@ impl<T, A: Allocator> Vec<T, A> {
         Some(unsafe { self.ptr.as_ptr().add(self.len).read() })
     }
 
-    /// Drops all elements; the memory stays.
+    /// Drops all elements and keeps the memory.
     pub fn clear(&mut self) {
         drop(self.drain_all());
     }
 
-    /// Takes all elements out; those that the iterator does not hand out are dropped with it. The
-    /// memory stays.
+    /// Takes all elements out and keeps the memory. Elements that the iterator does not return are
+    /// dropped with it.
     pub fn drain_all(&mut self) -> DrainAll<'_, T> {
         let len = core::mem::take(&mut self.len);
         // SAFETY: By the invariant the first `len` elements are initialised; from here on they are
@@ -244,11 +246,11 @@ impl<T, A: Allocator> Drop for Vec<T, A> {
     }
 }
 
-/// See [`Vec::drain_all`].
+/// The iterator of [`Vec::drain_all`].
 ///
 /// # Invariants
 ///
-/// What `elements` has not handed out is initialised and owned by this.
+/// What `elements` has not returned is initialised and owned by this.
 pub struct DrainAll<'vec, T> {
     elements: slice::IterMut<'vec, T>,
 }

@@ -18,7 +18,7 @@ pub struct Error(NonZeroI32);
 /// A result whose error is the kernel's unless said otherwise.
 pub type Result<T = (), E = Error> = core::result::Result<T, E>;
 
-/// Largest errno of the kernel.
+/// The largest errno of the kernel.
 const MAX_ERRNO: c_int = 4095;
 
 /// The errors by name.
@@ -50,7 +50,7 @@ pub mod code {
 }
 
 impl Error {
-    /// `None` where `errno` is not a negative errno.
+    /// Returns `None` if `errno` is not a negative errno.
     const fn try_from_errno(errno: c_int) -> Option<Self> {
         if errno < -MAX_ERRNO || errno >= 0 {
             return None;
@@ -62,7 +62,8 @@ impl Error {
         }
     }
 
-    /// The error for a negative errno; `EINVAL`, with a warning, for any other number.
+    /// Returns the error for a negative errno. For any other number, it returns `EINVAL` and logs a
+    /// warning.
     pub fn from_errno(errno: c_int) -> Self {
         match Self::try_from_errno(errno) {
             Some(error) => error,
@@ -73,14 +74,14 @@ impl Error {
         }
     }
 
-    /// The negative errno.
+    /// Returns the negative errno.
     pub fn to_errno(self) -> c_int {
         self.0.get()
     }
 }
 
 impl core::fmt::Debug for Error {
-    /// The number: names of errnos are not available everywhere.
+    /// Prints the number, because names of errnos are not available everywhere.
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_tuple("Error").field(&-self.to_errno()).finish()
     }
@@ -104,7 +105,7 @@ impl From<Infallible> for Error {
     }
 }
 
-/// `Err` for a negative return value of C, which then is an errno.
+/// Returns `Err` for a negative return value of C, which is an errno.
 pub fn to_result(errno: c_int) -> Result {
     if errno < 0 {
         Err(Error::from_errno(errno))
@@ -113,14 +114,14 @@ pub fn to_result(errno: c_int) -> Result {
     }
 }
 
-/// The other way: the return value of a C callback from what a closure says.
+/// Does the reverse: returns the return value of a C callback for the result of a closure.
 pub fn from_result<T>(f: impl FnOnce() -> Result<T>) -> T
 where
     T: From<i16>,
 {
     match f() {
         Ok(value) => value,
-        // By `Error`'s invariant the number fits.
+        // The number fits by `Error`'s invariant.
         Err(error) => T::from(error.to_errno() as i16),
     }
 }

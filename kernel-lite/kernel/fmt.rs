@@ -24,9 +24,9 @@ impl<T: LowerHex> LowerHex for Adapter<T> {
     }
 }
 
-/// As [`core::fmt::Display`].
+/// Does the same as [`core::fmt::Display`].
 pub trait Display {
-    /// As [`core::fmt::Display::fmt`].
+    /// Does the same as [`core::fmt::Display::fmt`].
     fn fmt(&self, f: &mut Formatter<'_>) -> Result;
 }
 
@@ -57,7 +57,7 @@ macro_rules! display_as_in_core {
 display_as_in_core!(bool, i32, u32, u64, usize, str);
 
 impl Display for CStr {
-    /// Printable ASCII as it is, everything else in hex.
+    /// Prints printable ASCII unchanged, and everything else in hex.
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         for &byte in self.to_bytes() {
             if (b' '..=b'~').contains(&byte) {

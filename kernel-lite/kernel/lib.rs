@@ -27,7 +27,7 @@ pub mod str;
 pub mod sync;
 pub mod types;
 
-/// What stands before lines of this crate itself.
+/// The text before the log lines of this crate itself.
 const __LOG_PREFIX: &[u8] = b"kernel_lite\0";
 
 pub use module::{InPlaceModule, Module, ThisModule};

@@ -22,21 +22,21 @@ impl ThisModule {
         Self(ptr)
     }
 
-    /// The pointer.
+    /// Returns the pointer.
     pub const fn as_ptr(&self) -> *mut c_void {
         self.0
     }
 }
 
-/// A module. Dropping it is its exit.
+/// A module. Dropping it is the module's exit.
 pub trait Module: Sized + Sync + Send {
-    /// Called when the module is loaded.
+    /// Initialises the module when it is loaded.
     fn init(module: &'static ThisModule) -> Result<Self>;
 }
 
 /// A module that is initialised in place.
 pub trait InPlaceModule: Sync + Send {
-    /// Called when the module is loaded.
+    /// Initialises the module when it is loaded.
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error>;
 }
 
@@ -53,7 +53,7 @@ impl<T: Module> InPlaceModule for T {
     }
 }
 
-/// One line of `.modinfo`.
+/// Writes one line of `.modinfo`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! modinfo {
@@ -81,7 +81,7 @@ macro_rules! module {
         description: $description:literal,
         license: $license:literal $(,)?
     ) => {
-        /// What stands before each line of the log.
+        /// The text before each line of the log.
         const __LOG_PREFIX: &[u8] = ::core::concat!($name, "\0").as_bytes();
 
         $crate::modinfo!(::core::concat!("license=", $license, "\0"));
@@ -114,8 +114,8 @@ macro_rules! module {
             static THIS_MODULE: $crate::ThisModule =
                 unsafe { $crate::ThisModule::from_ptr(::core::ptr::null_mut()) };
 
-            // As ___ADDRESSABLE of C: a reference keeps objtool from sealing the ENDBR of a
-            // function that only the loader calls, indirectly.
+            // This does the same as ___ADDRESSABLE of C: a reference keeps objtool from sealing the
+            // ENDBR of a function that only the loader calls, indirectly.
             #[cfg_attr(MODULE, used(compiler), link_section = ".init.data")]
             #[cfg_attr(not(MODULE), allow(dead_code))]
             static ADDRESSABLE_INIT: extern "C" fn() -> $crate::ffi::c_int = init_module;

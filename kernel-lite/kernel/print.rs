@@ -8,7 +8,7 @@
 use crate::backend;
 use crate::fmt::{self, Write};
 
-/// Longest line in bytes; what is longer is cut.
+/// The length of the longest line in bytes. Longer lines are cut.
 const LINE: usize = 512;
 
 /// A line being formatted.
@@ -41,7 +41,7 @@ impl Write for Line {
 pub unsafe fn call_printk(level: u8, prefix: &[u8], args: fmt::Arguments<'_>) {
     // INVARIANT: Zero is no more than `LINE`.
     let mut line = Line { text: [0; LINE], length: 0 };
-    // Nothing fails but a `Display` of ours, and then the line says as much as there is.
+    // Only a `Display` of ours can fail. Then the line contains what was written up to there.
     let _ = line.write_fmt(args);
     if line.length == LINE {
         if let Some(last) = line.text.last_mut() {
@@ -53,7 +53,7 @@ pub unsafe fn call_printk(level: u8, prefix: &[u8], args: fmt::Arguments<'_>) {
     unsafe { backend::kl_print(level, prefix.as_ptr(), line.text.as_ptr(), line.length) };
 }
 
-/// One line of `pr_*!`. `crate` is the caller's: there `module!` has put the prefix.
+/// Logs one line for `pr_*!`. `crate` is the caller's, where `module!` has put the prefix.
 #[doc(hidden)]
 #[macro_export]
 #[allow(clippy::crate_in_macro_def)]

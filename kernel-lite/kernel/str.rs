@@ -4,7 +4,7 @@
 
 pub use crate::ffi::CStr;
 
-/// A `&'static CStr` of a literal.
+/// Returns a `&'static CStr` for a literal.
 #[macro_export]
 macro_rules! c_str {
     ($text:expr) => {{

@@ -4,25 +4,25 @@
 
 use crate::ffi::c_void;
 
-/// What C may own: turned into a pointer, borrowed through it, and turned back.
+/// An object that C may own: it is turned into a pointer, borrowed through it, and turned back.
 ///
 /// # Safety
 ///
 /// [`into_foreign`](Self::into_foreign) returns a pointer that is a multiple of
 /// [`FOREIGN_ALIGN`](Self::FOREIGN_ALIGN).
 pub unsafe trait ForeignOwnable: Sized {
-    /// Alignment of the pointers.
+    /// The alignment of the pointers.
     const FOREIGN_ALIGN: usize;
 
-    /// A shared borrow of what C owns.
+    /// A shared borrow of an object that C owns.
     type Borrowed<'a>
     where
         Self: 'a;
 
-    /// Hands it over. The pointer is not NULL.
+    /// Gives the object to C. The pointer is not NULL.
     fn into_foreign(self) -> *mut c_void;
 
-    /// Takes it back.
+    /// Takes the object back.
     ///
     /// # Safety
     ///
@@ -30,7 +30,7 @@ pub unsafe trait ForeignOwnable: Sized {
     /// since.
     unsafe fn from_foreign(ptr: *mut c_void) -> Self;
 
-    /// Borrows it.
+    /// Borrows the object.
     ///
     /// # Safety
     ///

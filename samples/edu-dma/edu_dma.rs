@@ -20,7 +20,7 @@
     clippy::unreachable,
     clippy::unwrap_used
 )]
-// What this driver leaves out of the layer.
+// This driver leaves out parts of the layer.
 #![allow(dead_code)]
 
 mod engine;
@@ -60,7 +60,7 @@ module! {
     },
 }
 
-/// The module while it is loaded. The driver goes before the layer.
+/// The module while it is loaded. The driver is dropped before the layer.
 #[pin_data]
 struct EduDma {
     #[pin]
@@ -68,13 +68,15 @@ struct EduDma {
     layer: Layer,
 }
 
-/// What the layer keeps for the whole module.
+/// The state that the layer keeps for the whole module.
 struct Layer;
 
 impl Layer {
+    /// Initialises the layer.
+    ///
     /// # Safety
     ///
-    /// To be called once, before the driver is registered.
+    /// It is called only once, before the driver is registered.
     unsafe fn new() -> Self {
         // SAFETY: By this function's contract.
         unsafe {
@@ -87,7 +89,7 @@ impl Layer {
 }
 
 impl Drop for Layer {
-    /// No pin is left: each holds the module.
+    /// No pin is left, because each holds the module.
     fn drop(&mut self) {
         // SAFETY: The driver is gone, and each pin held the module.
         unsafe {
@@ -154,7 +156,7 @@ impl IdTable<pci::DeviceId, ()> for Ids {
     }
 }
 
-/// What belongs to a bound device. Files go first, the interrupt last.
+/// The objects of a bound device. Files are dropped first, the interrupt last.
 #[pin_data]
 struct Bound {
     #[pin]
@@ -176,7 +178,7 @@ impl pci::Driver for Driver {
     ) -> impl PinInit<Bound, Error> + 'bound {
         pin_init::pin_init_scope(move || {
             let bits = *module_parameters::dma_bits.value();
-            // Before the node, whose name would be taken.
+            // Check this before making the node, whose name would be taken.
             if engine::current().is_ok() {
                 pr_err!("this driver serves one device, and has one: the second is left alone\n");
                 return Err(EBUSY);

@@ -27,7 +27,7 @@ use kernel::sync::{global_lock, new_condvar, new_mutex, Arc, CondVar, CondVarTim
 use kernel::time::delay::fsleep;
 use kernel::time::{msecs_to_jiffies, Delta};
 
-/// Registers, by offset in BAR 0.
+/// The registers, by offset in BAR 0.
 mod regs {
     pub(super) const IRQ_STATUS: usize = 0x24;
     pub(super) const IRQ_ACKNOWLEDGE: usize = 0x64;
@@ -35,23 +35,23 @@ mod regs {
     pub(super) const DMA_DESTINATION: usize = 0x88;
     pub(super) const DMA_COUNT: usize = 0x90;
     pub(super) const DMA_COMMAND: usize = 0x98;
-    /// Bytes of the BAR that are used.
+    /// The number of bytes of the BAR that are used.
     pub(crate) const END: usize = 0xa0;
 }
 
-/// Bits of the command: run, the direction, and an interrupt at the end.
+/// The bits of the command: run, the direction, and an interrupt at the end.
 const RUN: u64 = 1;
 const TO_MEMORY: u64 = 2;
 const INTERRUPT: u64 = 4;
 
-/// Address of the device's buffer in its own address space.
+/// The address of the device's buffer in its own address space.
 const BUFFER: u64 = 0x40000;
 
-/// Bytes of one command. The buffer has 4 KiB, of which QEMU 7.2 does not let the last byte be
-/// used: its range check stops the machine.
+/// The number of bytes of one command. The buffer has 4 KiB, but QEMU 7.2 does not allow the last
+/// byte to be used: its range check stops the machine.
 pub(crate) const CHUNK: usize = 2048;
 
-/// A command takes 100 ms. After so long without an interrupt something is wrong.
+/// The time without an interrupt after which something is wrong. A command takes 100 ms.
 const PATIENCE_NS: u64 = 10_000_000_000;
 
 /// BAR 0.
@@ -62,13 +62,13 @@ pub(crate) type Bar = pci::Bar<'static, { regs::END }>;
 pub(crate) enum Side<'a> {
     /// The page that the driver shares with the device.
     Page,
-    /// A DMA address of this pin.
+    /// A DMA address in this pin.
     Gpu(&'a Pinned, u64),
 }
 
-/// What commands need while the device is bound.
+/// The state that commands need while the device is bound.
 struct Engine {
-    /// What the device reads and writes for processes.
+    /// The page that the device reads and writes for processes.
     page: Coherent<[u8]>,
 }
 
@@ -81,16 +81,16 @@ struct Engine {
 #[pin_data]
 pub(crate) struct Edu {
     bar: Devres<Bar>,
-    /// How many bits of an address it puts on the bus.
+    /// The number of address bits that it puts on the bus.
     bits: u32,
-    /// The device while it is bound: pins are mapped under this lock, and none of it is mapped once
-    /// it is taken out.
+    /// The device while it is bound. Pins are mapped under this lock, and none is mapped any more
+    /// once the device is taken out.
     #[pin]
     bound: Mutex<Option<Device>>,
-    /// Held over each command. `None` once the device is gone.
+    /// The engine, which is locked during each command. `None` once the device is gone.
     #[pin]
     engine: Mutex<Option<Engine>>,
-    /// Whether an interrupt came since the command was given.
+    /// Whether an interrupt has come since the command was given.
     #[pin]
     done: Mutex<bool>,
     #[pin]
@@ -109,18 +109,19 @@ global_lock! {
 ///
 /// # Safety
 ///
-/// To be called once, before anything else of this file.
+/// It is called only once, before anything else of this file.
 pub(crate) unsafe fn init() {
     // SAFETY: By this function's contract.
     unsafe { EDU.init() };
 }
 
-/// The device that files are opened for.
+/// Returns the device that files are opened for.
 pub(crate) fn current() -> Result<Arc<Edu>> {
     EDU.lock().clone().ok_or(ENODEV)
 }
 
-/// Waits until the command that runs now has ended. For the free callback: takes the engine's lock.
+/// Waits until the running command has ended. It is for the free callback, and takes the engine's
+/// lock.
 pub(crate) fn wait_for_command() {
     if let Ok(edu) = current() {
         drop(edu.engine.lock());
@@ -128,7 +129,7 @@ pub(crate) fn wait_for_command() {
 }
 
 impl Edu {
-    /// The device behind `bar`, which puts the lower `bits` bits of an address on the bus.
+    /// Returns the device behind `bar`, which puts the lower `bits` bits of an address on the bus.
     pub(crate) fn new(device: &pci::Device<Bound>, bar: pci::Bar<'_, { regs::END }>, bits: u32) -> Result<Arc<Self>> {
         let bar = bar.into_devres()?;
         let page = Coherent::zeroed_slice(device.as_ref(), CHUNK, GFP_KERNEL)?;
@@ -166,12 +167,12 @@ impl Edu {
         Ok(())
     }
 
-    /// The device goes: waits for the command that runs, unmaps every pin and forgets the device.
-    /// The pins stay, as the GPU driver takes most of them back from their own processes only. A
-    /// file that is open fails with `ENODEV` from here on.
+    /// Removes the device: waits for the running command, unmaps every pin and forgets the device.
+    /// The pins stay, because the GPU driver takes most of them back only from their own processes.
+    /// An open file fails with `ENODEV` from here on.
     pub(crate) fn unbind(self: &Arc<Self>) {
         let mut bound = self.bound.lock();
-        // The page goes while the device is still bound.
+        // Free the page while the device is still bound.
         drop(self.engine.lock().take());
         let mut at = 0;
         while let Some((index, registration)) = registry::from_index(at) {
@@ -181,7 +182,7 @@ impl Edu {
         }
         *bound = None;
         drop(bound);
-        // Last: until nothing is mapped, a free callback has to find the engine.
+        // This comes last: until nothing is mapped, a free callback has to find the engine.
         let forgotten = EDU.lock().take_if(|current| Arc::ptr_eq(current, self));
         drop(forgotten);
     }
@@ -192,8 +193,8 @@ impl Edu {
         map((*bound).ok_or(ENODEV)?)
     }
 
-    /// Refuses memory whose addresses the device cuts off, before the kernel's DMA mapping warns of
-    /// it. The device is bound. Takes the state lock, for a moment.
+    /// Refuses memory whose addresses the device would cut off, before the kernel's DMA mapping
+    /// warns about it. The device must be bound. Takes the state lock, for a moment.
     pub(crate) fn check_reach(&self, registration: &Registration) -> Result {
         let last = {
             let inner = registration.inner().lock();
@@ -217,7 +218,7 @@ impl Edu {
         Err(Error::from_errno(shim::EOPNOTSUPP))
     }
 
-    /// Whether an IOMMU gives the device addresses of its own, which fit its mask.
+    /// Returns whether an IOMMU gives the device addresses of its own, which fit its mask.
     fn is_translated(&self) -> bool {
         let device: *mut bindings::device = core::ptr::from_ref(self.bar.device()).cast_mut().cast();
         // SAFETY: A valid device, of which `Device` is a transparent wrapper. The domain of a bound
@@ -259,7 +260,7 @@ impl Edu {
         Ok(())
     }
 
-    /// Has the engine move bytes, and waits until it has. The engine's lock is held.
+    /// Makes the engine move bytes, and waits until it has. The engine's lock must be held.
     fn command(&self, source: u64, destination: u64, length: u64, command: u64) -> Result {
         *self.done.lock() = false;
         let bar = self.bar.try_access().ok_or(ENODEV)?;
@@ -274,8 +275,8 @@ impl Edu {
         ended
     }
 
-    /// Waits until the engine stands still, whatever becomes of the calling task: the memory must
-    /// not go before.
+    /// Waits until the engine stands still, even if the calling task is killed, because the memory
+    /// must not be freed before.
     fn wait(&self) -> Result {
         let deadline = shim::now_ns().saturating_add(PATIENCE_NS);
         let mut done = self.done.lock();
@@ -304,7 +305,7 @@ impl Edu {
         Err(ETIMEDOUT)
     }
 
-    /// Whether the engine is at work. `ENODEV` for a device that does not answer.
+    /// Returns whether the engine is at work, or `ENODEV` if the device does not answer.
     fn is_running(&self) -> Result<bool> {
         match self.bar.try_access().ok_or(ENODEV)?.read64(regs::DMA_COMMAND) {
             u64::MAX => Err(ENODEV),
@@ -312,18 +313,19 @@ impl Edu {
         }
     }
 
-    /// Commands started, commands finished, interrupts.
+    /// Returns the numbers of commands started, commands finished, and interrupts.
     pub(crate) fn counts(&self) -> (u64, u64, u64) {
-        // The end first: what begins in between makes the difference too large, never negative.
+        // Read the number of finished ones first: commands that begin in between then make the
+        // difference too large, never negative.
         let finished = self.finished.load(Acquire);
         (self.started.load(Relaxed), finished, self.interrupts.load(Relaxed))
     }
 }
 
-/// The kernel crate does not have it.
+/// The errno is missing in the kernel crate.
 const ECANCELED: i32 = -125;
 
-/// The interrupt.
+/// The interrupt of the device.
 pub(crate) struct Interrupt(pub(crate) Arc<Edu>);
 
 impl ThreadedHandler for Interrupt {

@@ -16,7 +16,7 @@
 /* Its symbols are weak, so modprobe would not load it for them. */
 MODULE_SOFTDEP("pre: nvidia");
 
-/* The layer's files in /proc are never made here. rustc keeps their text all the same. */
+/* The layer's files in /proc are never made here, but rustc keeps their code all the same. */
 
 void nvpm_proc_write(struct seq_file *seq, const uint8_t *text, size_t length)
 {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! One pinned range of GPU memory, mapped for the device, and what the pin layer knows of this driver.
+//! Pins one range of GPU memory and maps it for the device. It also contains what the pin layer
+//! knows about this driver.
 
 use crate::engine::{self, Edu};
 use crate::ffi::shim::{self, Kind};
@@ -23,11 +24,12 @@ const fn owner(kind: Kind) -> Owner {
     Owner { name: "edu-dma", kind, otherwise: Otherwise::Nobody, stop }
 }
 
-/// The GPU driver takes the memory of a pin back: returns once the device does not touch it any more,
-/// and never will. The pin is marked already, so no new command will name it.
+/// Stops the device when the GPU driver takes the memory of a pin back. Returns once the device
+/// does not touch the memory any more, and never will. The pin is marked already, so no new command
+/// will name it.
 ///
-/// The RM API lock and the GPU locks are held, and every GPU of the machine waits. So nothing is waited
-/// for here but the device.
+/// The RM API lock and the GPU locks are held, and every GPU of the machine waits. So this waits
+/// for nothing but the device.
 ///
 /// # Safety
 ///
@@ -36,12 +38,12 @@ unsafe fn stop(_ticket: u64) {
     engine::wait_for_command();
 }
 
-/// What the layer keeps of the pin, until this is dropped.
+/// The layer's part of the pin, until this is dropped.
 struct Held(Arc<Registration>);
 
 impl Drop for Held {
-    /// Unmaps, and gives the pin back or leaves it to one who can. Takes the put gate and the RM
-    /// API lock: under no lock of ours.
+    /// Unmaps the pin, and gives it back or leaves it to a process that can. Takes the put gate and
+    /// the RM API lock, so none of our locks may be held.
     fn drop(&mut self) {
         self.0.release();
     }
@@ -50,30 +52,30 @@ impl Drop for Held {
 /// GPU memory that the device can reach.
 pub(crate) struct Pinned {
     held: Held,
-    /// DMA addresses of the pages around the range.
+    /// The DMA addresses of the pages around the range.
     runs: KVVec<Run>,
-    /// Bytes of them in front of the range.
+    /// The number of their bytes before the range.
     skip: u64,
-    /// Bytes of the range.
+    /// The number of bytes of the range.
     length: u64,
 }
 
 impl Pinned {
     /// Pins `length` bytes at `va` of the calling process, and maps them for `edu`.
     ///
-    /// Sleeps. Takes the put gate, the RM API lock and the lock of `edu`'s mappings: under no lock
-    /// of ours.
+    /// It sleeps. It takes the put gate, the RM API lock and the lock of `edu`'s mappings, so none
+    /// of our locks may be held.
     ///
     /// # Errors
     ///
-    /// `EFAULT` where that is no GPU memory; else what the log gives the reason of. `ENODEV` once
+    /// `EFAULT` if that is not GPU memory, or an error whose reason is in the log. `ENODEV` once
     /// the device is gone.
     pub(crate) fn new(edu: &Edu, kind: Kind, va: u64, length: u64) -> Result<Self> {
         let owner = match kind {
             Kind::Persistent => &PERSISTENT,
             Kind::Revocable => &REVOCABLE,
         };
-        // What this process left behind is ended first.
+        // First end what this process left behind.
         orphan::reap(orphan::REAPED_BY_ACQUIRE);
         let range = GpuRange::new(va, length, shim::page_size()).ok_or(EFAULT)?;
         let held = Held(pinning::pin(owner, range).map_err(|_| EFAULT)?);
@@ -99,14 +101,15 @@ impl Pinned {
         Ok(Self { held, runs, skip, length })
     }
 
-    /// The DMA addresses of `length` bytes from `at` on; `None` where there are fewer.
+    /// Returns the DMA addresses of `length` bytes from `at` on, or `None` if there are fewer.
     pub(crate) fn runs(&self, at: u64, length: u64) -> Option<impl Iterator<Item = Run> + '_> {
         at.checked_add(length).filter(|end| *end <= self.length)?;
         Some(sg::trim(self.runs.iter().copied(), self.skip.wrapping_add(at), length))
     }
 
-    /// Whether the device may be told its addresses. Under the lock of the engine that stays so
-    /// until the lock goes: a free callback marks the pin first, and then waits for that lock.
+    /// Returns whether the device may get the pin's addresses. If the engine's lock is held, that
+    /// stays so until it is released: a free callback marks the pin first, and then waits for that
+    /// lock.
     pub(crate) fn is_live(&self) -> bool {
         let inner = self.held.0.inner().lock();
         inner.state.held().is_some() && matches!(inner.state.memory(), Memory::Mapped(_))

@@ -23,7 +23,7 @@ const UNPIN: u32 = _IOWR::<uapi::Unpin>(uapi::TYPE, uapi::UNPIN);
 const COPY: u32 = _IOWR::<uapi::Copy>(uapi::TYPE, uapi::COPY);
 const STATS: u32 = _IOWR::<uapi::Stats>(uapi::TYPE, uapi::STATS);
 
-/// An argument of an ioctl in the crate's terms.
+/// Lets the kernel crate read and write an argument of an ioctl as bytes.
 macro_rules! argument {
     ($($name:ident),*) => {$(
         // SAFETY: Integers without padding: any bytes are a value, and all bytes are initialised.
@@ -34,7 +34,7 @@ macro_rules! argument {
 }
 argument!(Pin, Unpin, Copy, Stats);
 
-/// Reads an ioctl's argument, calls `work` with it, and writes it back, also after an error.
+/// Reads an ioctl's argument, calls `work` with it, and writes it back, even after an error.
 fn with<T: FromBytes + AsBytes>(at: usize, work: impl FnOnce(&mut T) -> Result) -> Result<isize> {
     let (mut reader, mut writer) = UserSlice::new(UserPtr::from_addr(at), size_of::<T>()).reader_writer();
     let mut argument: T = reader.read()?;
@@ -47,7 +47,8 @@ fn with<T: FromBytes + AsBytes>(at: usize, work: impl FnOnce(&mut T) -> Result) 
 #[pin_data]
 pub(crate) struct Session {
     edu: Arc<Edu>,
-    /// By handle. A copy holds its own count, so a pin that is ended goes with the last copy.
+    /// The pins by handle. A copy holds a count of its own, so a pin that is ended is freed with
+    /// the last copy.
     #[pin]
     pins: Mutex<KVec<Option<Arc<Pinned>>>>,
 }
@@ -67,7 +68,7 @@ impl MiscDevice for Session {
             PIN => with(at, |argument| this.pin(argument)),
             UNPIN => with(at, |argument: &mut uapi::Unpin| {
                 let pin = this.pins.lock().get_mut(num::index(argument.handle)).and_then(Option::take);
-                // Dropped here, behind the lock.
+                // It is dropped here, after the lock was released.
                 pin.map(drop).ok_or(EINVAL)
             }),
             COPY => with(at, |argument| this.copy(argument)),
@@ -94,7 +95,7 @@ impl Session {
         match pins.get_mut(free) {
             Some(place) => *place = Some(pin),
             None => {
-                // Not by `push()`, which would drop the pin under the lock where it fails.
+                // `push()` would drop the pin under the lock if it failed, so make room first.
                 pins.reserve(1, GFP_KERNEL)?;
                 let _ = pins.push_within_capacity(Some(pin));
             }
@@ -106,7 +107,7 @@ impl Session {
         self.pins.lock().get(num::index(handle)).and_then(Option::clone).ok_or(EINVAL)
     }
 
-    /// The pin of an end in GPU memory.
+    /// Returns the pin of an end in GPU memory.
     fn pin_of(&self, end: &uapi::End) -> Result<Option<Arc<Pinned>>> {
         match end.kind {
             uapi::HOST => Ok(None),
@@ -150,7 +151,7 @@ impl Session {
     }
 }
 
-/// Where the next byte of one end of a copy is.
+/// The place of the next byte of one end of a copy.
 #[derive(Clone, Copy)]
 enum Place<'a> {
     /// At this address of the process.
@@ -166,20 +167,20 @@ struct Bytes<'a, I: Iterator<Item = Run>> {
 }
 
 impl<'a> Bytes<'a, core::iter::Empty<Run>> {
-    /// `length` bytes from `at` on, of `pin` or of the process.
+    /// Returns `length` bytes from `at` on, of `pin` or of the process.
     fn new(pin: Option<&'a Pinned>, at: u64, length: u64) -> Result<Bytes<'a, impl Iterator<Item = Run> + 'a>> {
         let Some(pin) = pin else {
             return Ok(Bytes { place: Place::Host(at), runs: None });
         };
         let mut runs = pin.runs(at, length).ok_or(EINVAL)?;
-        // An empty copy has none.
+        // An empty copy has no run.
         let first = runs.next().unwrap_or(Run { addr: 0, len: 0 });
         Ok(Bytes { place: Place::Gpu(pin, first), runs: Some(runs) })
     }
 }
 
 impl<'a, I: Iterator<Item = Run>> Bytes<'a, I> {
-    /// Bytes that lie one behind the other for the device.
+    /// Returns the number of bytes that lie one behind the other for the device.
     fn contiguous(&self) -> u64 {
         match self.place {
             Place::Host(_) => u64::MAX,
@@ -194,7 +195,7 @@ impl<'a, I: Iterator<Item = Run>> Bytes<'a, I> {
         }
     }
 
-    /// Goes on behind the next `length` bytes, which are contiguous.
+    /// Moves on by `length` bytes, which are contiguous.
     fn skip(&mut self, length: u64) {
         match &mut self.place {
             Place::Host(at) => *at = at.wrapping_add(length),
@@ -227,13 +228,13 @@ pub(crate) fn node() -> impl PinInit<MiscDeviceRegistration<Session>, Error> {
     MiscDeviceRegistration::register(MiscDeviceOptions { name: c"edu-dma" })
 }
 
-/// Has files of `node` hold the module. To be called before the device is published.
+/// Makes files of `node` hold the module. It must be called before the device is published.
 pub(crate) fn own(node: &MiscDeviceRegistration<Session>) {
     let node = node.as_raw();
     // SAFETY: The node is registered, and its operations are the crate's constant.
     let mut operations = unsafe { core::ptr::read((*node).fops) };
     operations.owner = crate::THIS_MODULE.as_ptr();
-    // A node of an earlier device has done the same.
+    // The node of an earlier device has done the same.
     OPERATIONS.populate(Operations(operations));
     if let Some(operations) = OPERATIONS.as_ref() {
         // SAFETY: As above. One aligned pointer is written, and what it names is as good as what it

@@ -30,11 +30,11 @@ pub(crate) const GPU: u32 = 1;
 pub(crate) struct Pin {
     /// Its first address in the calling process.
     pub(crate) va: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub(crate) length: u64,
     /// [`REVOCABLE`] or 0.
     pub(crate) flags: u32,
-    /// Filled in: names the pin in this file.
+    /// The driver stores the handle here, which names the pin in this file.
     pub(crate) handle: u32,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Pin {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Unpin {
-    /// As [`Pin::handle`].
+    /// The handle, like [`Pin::handle`].
     pub(crate) handle: u32,
 }
 
@@ -52,9 +52,9 @@ pub(crate) struct Unpin {
 pub(crate) struct End {
     /// [`HOST`] or [`GPU`].
     pub(crate) kind: u32,
-    /// As [`Pin::handle`]; unused for [`HOST`].
+    /// The handle, like [`Pin::handle`]. Unused for [`HOST`].
     pub(crate) handle: u32,
-    /// Address or offset.
+    /// An address or an offset.
     pub(crate) at: u64,
 }
 
@@ -63,13 +63,13 @@ pub(crate) struct End {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Copy {
-    /// Where the bytes are.
+    /// The source of the bytes.
     pub(crate) from: End,
-    /// Where they are to be.
+    /// The target of the bytes.
     pub(crate) to: End,
-    /// How many.
+    /// The number of bytes.
     pub(crate) length: u64,
-    /// Filled in, also on an error: how many were moved.
+    /// The driver stores here how many bytes were moved, even after an error.
     pub(crate) done: u64,
 }
 
@@ -77,10 +77,10 @@ pub(crate) struct Copy {
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Stats {
-    /// Commands given to the engine.
+    /// The number of commands given to the engine.
     pub(crate) started: u64,
-    /// Commands that it has finished: one less while it runs.
+    /// The number of commands that it has finished: one less while it runs.
     pub(crate) finished: u64,
-    /// Interrupts that said so.
+    /// The number of interrupts that reported an end.
     pub(crate) interrupts: u64,
 }

@@ -14,7 +14,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{fence, AtomicI32, Ordering};
 use pin_init::PinInit;
 
-/// Where a count that was misused stays: a leak, but never a use after free. As `refcount_t`.
+/// The value at which a misused count stays. That causes a leak, but never a use after free.
+/// `refcount_t` does the same.
 const SATURATED: i32 = i32::MIN / 2;
 
 /// A counter of references.
@@ -23,13 +24,14 @@ struct Refcount(AtomicI32);
 impl Refcount {
     fn inc(&self) {
         touch(self, Touch::Get, false);
-        // A new reference comes from an old one, so nothing needs to be ordered.
+        // A new reference is made from an old one, so nothing needs to be ordered.
         if self.0.fetch_add(1, Ordering::Relaxed) <= 0 {
             self.0.store(SATURATED, Ordering::Relaxed);
         }
     }
 
-    /// Whether this was the last reference: then everything that others did with theirs is visible.
+    /// Drops a reference. Returns whether it was the last one; then everything that others did with
+    /// theirs is visible.
     fn dec_and_test(&self) -> bool {
         touch(self, Touch::Put, false);
         let before = self.0.fetch_sub(1, Ordering::Release);
@@ -44,7 +46,7 @@ impl Refcount {
     }
 }
 
-/// In C's order, so that room for a `T` is what holds a `T`.
+/// The fields are in C's order, so that room for a `T` has the layout of a `T`.
 #[repr(C)]
 struct ArcInner<T> {
     refcount: Refcount,
@@ -101,13 +103,13 @@ impl<T> UniqueArc<T> {
 }
 
 impl<T> UniqueArc<MaybeUninit<T>> {
-    /// Initialises what is there, pinned from then on.
+    /// Initialises the room, whose content is pinned from then on.
     pub fn pin_init_with<E>(self, init: impl PinInit<T, E>) -> Result<Pin<UniqueArc<T>>, E> {
         let inner: NonNull<ArcInner<T>> = self.0.ptr.cast();
         // SAFETY: The memory is valid for writing, and will not move. After an error nothing is
         // left in it.
         unsafe { init.__pinned_init(&raw mut (*inner.as_ptr()).data)? };
-        // The count goes on in the new one.
+        // The new one takes over the count.
         let _room = ManuallyDrop::new(self);
         // INVARIANT: Just initialised, and there is still one reference.
         let unique = UniqueArc(Arc { ptr: inner, _owned: PhantomData });

@@ -6,11 +6,11 @@ use crate::backend::{touch, Touch};
 use core::cell::UnsafeCell;
 use core::sync::atomic as core_atomic;
 
-/// No ordering.
+/// The access orders nothing.
 pub struct Relaxed;
-/// What follows stays behind.
+/// Later accesses stay after this one.
 pub struct Acquire;
-/// What precedes stays before.
+/// Earlier accesses stay before this one.
 pub struct Release;
 
 mod ordering {
@@ -18,7 +18,7 @@ mod ordering {
 
     /// Any ordering.
     pub trait Ordering {
-        /// The nearest one of `core`.
+        /// The nearest ordering of `core`.
         const CORE: Core;
     }
     /// An ordering of loads.
@@ -51,7 +51,7 @@ pub struct Atomic<T>(UnsafeCell<T>);
 unsafe impl<T: Send> Sync for Atomic<T> {}
 
 impl<T> Atomic<T> {
-    /// Holds `value`.
+    /// Returns an atomic that holds `value`.
     pub const fn new(value: T) -> Self {
         Self(UnsafeCell::new(value))
     }
@@ -67,13 +67,13 @@ macro_rules! atomic {
                 unsafe { core_atomic::$core::from_ptr(self.0.get()) }
             }
 
-            /// Reads.
+            /// Reads the value.
             #[inline]
             pub fn load<O: AcquireOrRelaxed>(&self, _: O) -> $type {
                 self.core::<O>(Touch::Load).load(O::CORE)
             }
 
-            /// Writes.
+            /// Writes the value.
             #[inline]
             pub fn store<O: ReleaseOrRelaxed>(&self, value: $type, _: O) {
                 self.core::<O>(Touch::Store).store(value, O::CORE);
@@ -86,20 +86,20 @@ atomic!(u64, AtomicU64);
 atomic!(bool, AtomicBool);
 
 impl Atomic<u64> {
-    /// Adds, wrapping, and returns what was there.
+    /// Adds with wrapping, and returns the old value.
     #[inline]
     pub fn fetch_add<O: Ordering>(&self, value: u64, _: O) -> u64 {
         self.core::<O>(Touch::Update).fetch_add(value, O::CORE)
     }
 
-    /// Writes `new` if `old` is there. `Ok` with the old value if so, else `Err` with the one that
-    /// was there: then nothing is ordered.
+    /// Writes `new` if the value is `old`, and then returns `Ok` with the old value. Otherwise, it
+    /// returns `Err` with the present value, and orders nothing.
     #[inline]
     pub fn cmpxchg<O: Ordering>(&self, old: u64, new: u64, _: O) -> Result<u64, u64> {
         self.core::<O>(Touch::Update).compare_exchange(old, new, O::CORE, core_atomic::Ordering::Relaxed)
     }
 
-    /// Subtracts, wrapping, and returns what was there.
+    /// Subtracts with wrapping, and returns the old value.
     #[inline]
     pub fn fetch_sub<O: Ordering>(&self, value: u64, _: O) -> u64 {
         self.core::<O>(Touch::Update).fetch_sub(value, O::CORE)

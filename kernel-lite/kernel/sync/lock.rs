@@ -18,7 +18,7 @@ pub struct LockClassKey(UnsafeCell<backend::LockClassKey>);
 unsafe impl Sync for LockClassKey {}
 
 impl LockClassKey {
-    /// A key in a static.
+    /// Returns a key for a static.
     ///
     /// # Safety
     ///
@@ -28,7 +28,7 @@ impl LockClassKey {
     }
 }
 
-/// A lock of its own class per place in the source.
+/// Returns a lock class of its own for each place in the source.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! static_lock_class {
@@ -56,7 +56,7 @@ macro_rules! new_mutex {
 pub struct Mutex<T> {
     state: UnsafeCell<backend::Mutex>,
     data: UnsafeCell<T>,
-    /// Waiters are linked to it.
+    /// The kernel links waiters to it.
     _pin: PhantomPinned,
 }
 
@@ -67,7 +67,7 @@ unsafe impl<T: Send> Send for Mutex<T> {}
 unsafe impl<T: Send> Sync for Mutex<T> {}
 
 impl<T> Mutex<T> {
-    /// An initialiser; [`new_mutex!`](crate::new_mutex) is the way to call it.
+    /// Returns an initialiser. [`new_mutex!`](crate::new_mutex) is the way to call it.
     pub fn new(data: impl PinInit<T>, name: &'static CStr, key: Pin<&'static LockClassKey>) -> impl PinInit<Self> {
         let init = move |slot: *mut Self| {
             // SAFETY: `slot` is valid for writing and will not move; name and key are static.
@@ -148,7 +148,7 @@ pub struct GlobalLock<T: 'static> {
 }
 
 impl<T> GlobalLock<T> {
-    /// Called by [`global_lock!`](crate::global_lock).
+    /// Makes a lock; [`global_lock!`](crate::global_lock) calls this.
     ///
     /// # Safety
     ///
@@ -172,7 +172,7 @@ impl<T> GlobalLock<T> {
     ///
     /// # Safety
     ///
-    /// Called once.
+    /// It is called only once.
     pub unsafe fn init(&'static self) {
         touch(self.inner.data.get(), Touch::Begin, false);
         // SAFETY: Nobody uses the lock yet, by the contracts of this function and of `new()`; all
@@ -200,7 +200,7 @@ macro_rules! global_lock {
     } => {
         $(#[$meta])*
         $pub static $name: $crate::sync::GlobalLock<$type> = {
-            // Outside the unsafe block.
+            // This stays outside the unsafe block.
             let value: $type = $value;
             // SAFETY: The declaration promises that it is initialised first; it is a static.
             unsafe { $crate::sync::GlobalLock::new(value, $crate::c_str!(::core::stringify!($name))) }
