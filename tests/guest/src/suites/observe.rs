@@ -42,7 +42,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
             }
         };
         add(&BOTH, "counters_add_up", counters_add_up);
-        add(&BOTH, "pairs", pairs);
+        add(&BOTH, "stats_say_if_gpu_and_nic_reach_each_other", stats_say_if_gpu_and_nic_reach_each_other);
         add(&BOTH, "tracepoints", tracepoints);
         add(&[Mode::Legacy], "callback_in_flight", callback_in_flight);
         add(&[Mode::Persistent], "status_without_root", status_without_root);
@@ -128,7 +128,7 @@ fn counters_add_up(env: &Env) -> Result<()> {
 
 /// With persistent pins, the module asks whether GPU and NIC can reach each other. With revocable
 /// ones, it reports that it did not ask.
-fn pairs(env: &Env) -> Result<()> {
+fn stats_say_if_gpu_and_nic_reach_each_other(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (_memory, mr) = bench.registered(MIB)?;
     let stats = Stats::read()?;

@@ -74,7 +74,7 @@ fn settings() -> [Setting; 6] {
     ]
 }
 
-pub fn cap(env: &Env) -> Result<()> {
+pub fn segment_limit_cuts_long_runs(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     for setting in &settings() {
         let rxe = OtherRxe::load(&[&format!("peer_max_seg={}", setting.limit)])?;
@@ -86,7 +86,7 @@ pub fn cap(env: &Env) -> Result<()> {
 }
 
 /// Every device that announces more has a cap of 1 GiB. This needs a card of 4 GiB.
-pub fn gibibyte(env: &Env) -> Result<()> {
+pub fn long_runs_are_cut_at_one_gibibyte(env: &Env) -> Result<()> {
     const GIB: usize = 1 << 30;
     gpu::lab()?.set("bar1_reserve", 0)?;
     one_cap(&Setting::contiguous(2 << 30, GIB), 4 * GIB, env.generation, &mut env.rng()?)
@@ -94,7 +94,7 @@ pub fn gibibyte(env: &Env) -> Result<()> {
 
 /// An IOMMU with 32 bits of addresses has no block of 2 GiB, which a range of more than 1 GiB needs
 /// in one piece. All of it is mapped in pieces, and unmapped. This needs a card of 4 GiB.
-pub fn pieces(env: &Env) -> Result<()> {
+pub fn long_range_without_a_large_block_is_mapped_in_pieces(env: &Env) -> Result<()> {
     const GIB: usize = 1 << 30;
     if !iommu::translates(&pci_function(RDMA_DEVICE)?)? {
         skip("no IOMMU translates for the NIC");

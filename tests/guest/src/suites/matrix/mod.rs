@@ -28,12 +28,12 @@ pub fn suite(nvidia_c: bool) -> Suite {
     let mut add = |modes: &[Mode], name: &str, run: fn(&Env) -> Result<()>| {
         tests.extend(in_modes(nvidia_c, modes, name, run).into_iter().map(|t: Test| t.nvidia_c(NVIDIA_C).limit(400)));
     };
-    add(&[Mode::Persistent], "pairs", pairs);
+    add(&[Mode::Persistent], "every_pair_of_factors_moves_the_right_bytes", every_pair_of_factors);
     add(&[Mode::Persistent], "card_ends", card::ends);
-    add(&[Mode::Persistent], "cap", cap::cap);
+    add(&[Mode::Persistent], "segment_limit_cuts_long_runs", cap::segment_limit_cuts_long_runs);
     add(&[Mode::Legacy], "card_ends", card::ends);
-    add(&[Mode::Legacy], "pairs", pairs);
-    add(&[Mode::Legacy], "cap", cap::cap);
+    add(&[Mode::Legacy], "every_pair_of_factors_moves_the_right_bytes", every_pair_of_factors);
+    add(&[Mode::Legacy], "segment_limit_cuts_long_runs", cap::segment_limit_cuts_long_runs);
     add(&[Mode::Legacy], "freed_under_two_nics", two_nics::freed);
     Suite { name: "matrix", tests }
 }
@@ -54,20 +54,30 @@ pub fn full(nvidia_c: bool) -> Suite {
         add("from_other_gpu", |env| product(env, Path::FromOtherGpu));
         add("two_nics", |env| product(env, Path::TwoNics));
         add("card_to_card", card::whole);
-        add("pairs", pairs);
+        add("every_pair_of_factors_moves_the_right_bytes", every_pair_of_factors);
     }
     Suite { name: "matrix_full", tests }
 }
 
 /// Returns the tests that need a card of 4 GiB.
 pub fn large(nvidia_c: bool) -> Suite {
-    let mut tests = in_modes(nvidia_c, &[Mode::Persistent, Mode::Legacy], "gibibyte", cap::gibibyte);
-    tests.extend(in_modes(nvidia_c, &[Mode::Persistent, Mode::Legacy], "pieces", cap::pieces));
+    let mut tests = in_modes(
+        nvidia_c,
+        &[Mode::Persistent, Mode::Legacy],
+        "long_runs_are_cut_at_one_gibibyte",
+        cap::long_runs_are_cut_at_one_gibibyte,
+    );
+    tests.extend(in_modes(
+        nvidia_c,
+        &[Mode::Persistent, Mode::Legacy],
+        "long_range_without_a_large_block_is_mapped_in_pieces",
+        cap::long_range_without_a_large_block_is_mapped_in_pieces,
+    ));
     Suite { name: "matrix_large", tests: tests.into_iter().map(|t| t.nvidia_c(NVIDIA_C).limit(400)).collect() }
 }
 
 /// Combines each value of each factor with each value of every other factor.
-fn pairs(env: &Env) -> Result<()> {
+fn every_pair_of_factors(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let cases = case::pairwise(&mut rng);
     all(&cases, &mut rng)

@@ -112,7 +112,7 @@ pub fn killed_in_callback(env: &Env) -> Result<()> {
 
 /// The GPU's file is closed before or after the NIC's, in the dying task or in a kernel thread
 /// beside it.
-pub fn exits(_: &Env) -> Result<()> {
+pub fn dying_process_leaves_nothing(_: &Env) -> Result<()> {
     for deferred in [0, 1] {
         gpu::lab()?.set("close_deferred", deferred)?;
         for first in ["nic", "gpu"] {

@@ -69,7 +69,12 @@ pub const TABLE: &[Row] = &[
     here("kill -9 before activation", "killed_before_activation", BOTH, process::killed_before_activation),
     here("kill -9 in deregistration", "killed_in_dereg", BOTH, process::killed_in_dereg),
     here("kill -9 in the callback", "killed_in_callback", LEGACY, process::killed_in_callback),
-    here("process exit in either order of its files, close deferred to a kernel thread", "exits", BOTH, process::exits),
+    here(
+        "process exit in either order of its files, close deferred to a kernel thread",
+        "dying_process_leaves_nothing",
+        BOTH,
+        process::dying_process_leaves_nothing,
+    ),
     here("exit: one file's close stands, the other's goes on", "closes_meet", BOTH, process::closes_meet),
     here("fork, deregistration in the child", "deregistered_by_a_child", BOTH, process::deregistered_by_a_child),
     here(
@@ -138,7 +143,7 @@ pub const TABLE: &[Row] = &[
     there("the fence of a deregistration fails: everything stays", "verbs", "fence_fails_in_dereg"),
     there("IOMMU off, identity, translating", "iommu", "addresses"),
     there("dma_map_resource failing at run n", "iommu", "map_fails_at_run_n"),
-    there("odd segment limits", "matrix", "cap"),
+    there("odd segment limits", "matrix", "segment_limit_cuts_long_runs"),
     there("zero, huge and wrapping sizes", "smoke", "refused_ranges"),
     there("a umem without invalidation support (CQ, DevX) on GPU memory", "unfenced", "is_served"),
     there("a range over two allocations", "smoke", "leaves_allocation"),
@@ -164,7 +169,7 @@ pub const TABLE: &[Row] = &[
     there("ibv_rereg_mr onto, off and within GPU memory", "verbs", "rereg"),
     there("iova ≠ VA", "verbs", "reg_mr_iova"),
     there("RDMAV_FORK_SAFE=1", "verbs", "fork_safe"),
-    there("two GPUs and two NICs on one buffer", "matrix", "pairs"),
+    there("two GPUs and two NICs on one buffer", "matrix", "every_pair_of_factors_moves_the_right_bytes"),
     there(
         "every allocation failing in turn (broken and coherent memory: `faults-full` of the soak)",
         "faults",
