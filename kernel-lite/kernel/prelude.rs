@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What `use kernel::prelude::*` brings along.
+//! The items that `use kernel::prelude::*` provides.
 
 #[doc(no_inline)]
 pub use crate::{

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What programs say to `/dev/edu-dma`. Kernel and tests share this file; the numbers are those of
-//! `<linux/ioctl.h>`, all of them read-write.
+//! The messages of programs to `/dev/edu-dma`. Kernel and tests share this file. The numbers are
+//! those of `<linux/ioctl.h>`, all of them read-write.
 
 /// The type of all ioctls.
 pub(crate) const TYPE: u32 = 0x45;

@@ -233,8 +233,8 @@ fn a_node_that_reboots() {
     assert_eq!((count(&node.log(), "insmod"), count(&node.log(), "make ")), (2, 2), "{}", node.log());
 }
 
-/// What README tells to type: the files are there, the image's name is put into the manifest, and the
-/// chart has the value that is set.
+/// README's instructions work: the files are there, the image's name is put into the manifest, and
+/// the chart has the value that is set.
 #[test]
 fn readme_names_what_is_there() {
     let text = |name: &str| fs::read_to_string(repository().join(name)).expect("text");

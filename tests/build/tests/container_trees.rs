@@ -45,7 +45,7 @@ fn after_the_drivers_fast_path_the_built_file_serves() {
     }
 }
 
-/// The same driver, whose container has written its trees anew.
+/// The driver's container has written new trees of the same driver.
 #[test]
 fn the_same_driver_with_new_trees_needs_no_build() {
     let mut node = Node::with_both();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Who uses a registration, in one word, so that neither a hit nor the end of a lease takes a lock.
+//! Keeps the users of a registration in one word, so that neither a hit nor the end of a lease takes
+//! a lock.
 //!
 //! | bits | what |
 //! |---|---|

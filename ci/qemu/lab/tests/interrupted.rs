@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Ctrl-C while something is built and while machines run: nothing half built is taken for whole,
-//! nothing stays behind, and the next run goes on.
+//! Tests Ctrl-C while something is built and while machines run: nothing half built is taken for
+//! whole, nothing stays behind, and the next run goes on.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// The lab's program in a checkout that has nothing but its name.
+/// Returns a call of the lab's program in an otherwise empty checkout.
 fn lab(dir: &Path, words: &[&str]) -> Command {
     let manifest = dir.join("ci/qemu/lab/Cargo.toml");
     fs::create_dir_all(manifest.parent().unwrap()).unwrap();
@@ -30,7 +30,7 @@ fn wait(what: &str, until: impl Fn() -> bool) {
     }
 }
 
-/// Presses Ctrl-C once this is so: all in the foreground get the signal.
+/// Presses Ctrl-C as soon as `once` holds. All processes in the foreground get the signal.
 fn interrupt(lab: &mut Command, what: &str, once: impl Fn() -> bool) -> Output {
     let child = lab.process_group(0).spawn().unwrap();
     wait(what, once);
@@ -45,7 +45,7 @@ fn said(output: &Output) -> String {
 const HALF: &str = "mkdir -p $OUT/bin; echo half >$OUT/bin/x; : >$DIR/runs";
 const WHOLE: &str = "mkdir -p $OUT/bin; echo whole >$OUT/bin/x";
 
-/// What is kept under the artefact's name.
+/// Returns what is kept under the artefact's name.
 fn kept(dir: &Path) -> String {
     fs::read_to_string(dir.join("build/lab/k/x/bin/x")).unwrap_or_default()
 }
@@ -68,8 +68,8 @@ fn ctrl_c_in_a_build_keeps_nothing_of_it() {
     }
 }
 
-/// A program of the build ends later than the lab: the next build waits for it, or both would write to
-/// one folder.
+/// A program of the build ends later than the lab. The next build waits for it, because both would
+/// write to one folder.
 #[test]
 fn the_next_build_waits_for_what_an_interrupted_one_left_running() {
     let dir = tempfile::tempdir().unwrap();
@@ -83,7 +83,8 @@ fn the_next_build_waits_for_what_an_interrupted_one_left_running() {
     assert_eq!(kept(dir.path()), "whole\n");
 }
 
-/// QEMU may not hear Ctrl-C, or not end by it: here it is a program that ignores it.
+/// QEMU may not get Ctrl-C, or not end because of it. Here, it is a program that ignores the
+/// signal.
 #[test]
 fn ctrl_c_ends_the_machines() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What runs below the module and the model: tasks, scheduling points, locks, atomics, memory.
+//! The runtime below the module and the model: tasks, scheduling points, locks, atomics, memory.
 //!
 //! A task announces what it is about to do ([`Op`]) and gives way. The scheduler (see
 //! [`crate::explore`]) picks among the tasks whose operation is possible now; so a task that cannot

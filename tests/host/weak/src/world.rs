@@ -164,7 +164,7 @@ pub fn an_orphan_is_found() {
     told_of_an_orphan(Ordering::Release);
 }
 
-/// If the thread was not told, it may miss the orphan, so nothing else orders the look.
+/// If the thread was not told, it may miss the orphan, because nothing else orders the look.
 pub fn an_orphan_is_missed() {
     told_of_an_orphan(Ordering::Relaxed);
 }
@@ -186,8 +186,8 @@ fn told_of_an_orphan(tells: Ordering) {
     child.join().unwrap();
 }
 
-/// Who sees a pair's GPU sees its NIC and what is known of the two, also where that changes
-/// meanwhile.
+/// A thread that sees a pair's GPU also sees its NIC and what is known about the two, even if that
+/// changes meanwhile.
 pub fn a_pair_is_whole() {
     by_address::begin();
     pairs::begin(&pairs::KNOWN);
