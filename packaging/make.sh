@@ -77,8 +77,9 @@ unpack() {
 	rm -rf "${out:?}/$kind"
 	mkdir -p "$out/$kind"
 	tar -xf "$archive" -C "$out/$kind"
-	# cargo's own build folder stays from one run to the next.
-	export CARGO_TARGET_DIR="$out/target" CARGO_HOME="${CARGO_HOME:-$HOME/.cargo}"
+	# What cargo has fetched serves, also where a packager's tool sets another HOME. What it has built does
+	# not: the archive's files have the time of the commit, and older ones would be taken for built.
+	export CARGO_HOME="${CARGO_HOME:-$HOME/.cargo}"
 }
 # The entry that both formats of changelog need: the version's own head in CHANGELOG.md has the
 # words.
