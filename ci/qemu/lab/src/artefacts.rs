@@ -50,9 +50,9 @@ fn make<'a>(lab: &Lab, kernel: Kernel, targets: impl Iterator<Item = &'a str>) -
     );
     let mut make = sh::command("make");
     make.args(["--no-print-directory", "-f", "ci/qemu/artefacts.mk"]).arg(format!("KERNEL={}", kernel.name()));
-    // Three jobs: make can then download while it builds, and build a module beside the last crate
-    // of a program.
-    make.arg("-j3");
+    // Far more jobs than processors: what waits for the network or for cargo's lock is a job, too, and
+    // the kernel, which takes longest, must not wait for one of those to end.
+    make.arg("-j16");
     make.arg(format!("LLVM={}", sh::LLVM)).arg(format!("CACHE={}", lab.cache.display()));
     make.arg(format!("LAB={}", lab.repo.join("build/bin/lab").display())).args(targets).current_dir(&lab.repo);
     // Several threads may build for different kernels at the same time, so each run of make has a
