@@ -3,6 +3,7 @@
 //! failure with a name, and so that whatever it held is given back when it ends.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
 use std::time::Duration;
@@ -149,6 +150,19 @@ pub fn wants_other_front(error: &anyhow::Error) -> bool {
     };
     format!("{error:#}").contains("/nvidia_lab/") && error.chain().any(is_refusal)
 }
+
+/// The machine lacks what a test needs, as its depths found out: the test ends with this error, and is
+/// skipped.
+#[derive(Debug)]
+pub struct Lacking(pub String);
+
+impl fmt::Display for Lacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Lacking {}
 
 /// The machine lacks what the test needs; the test must return after this.
 pub fn skip(why: &str) {

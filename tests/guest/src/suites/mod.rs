@@ -96,6 +96,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         programs::suite(nvidia_c),
         programs::pair(nvidia_c),
         programs::libfabric::suite(nvidia_c),
+        programs::ucx::suite(nvidia_c),
         scenarios::suite(nvidia_c),
         scenarios::pairwise(nvidia_c),
         scenarios::once(nvidia_c),

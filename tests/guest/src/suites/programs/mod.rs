@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Programs of others (docs/consumers.md). On a disk of their own, as they are published: NIXL with the
 //! UCX of its wheel, `ucx_perftest` on that UCX, and Mooncake's bench. In the image: libfabric's own
-//! tests. What arrives is compared.
+//! tests, and the `ucx_perftest` of Debian 12. What arrives is compared.
 
 pub mod libfabric;
 mod mooncake;
 mod nixl;
-mod ucx;
+pub mod ucx;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -28,13 +28,13 @@ use crate::modules;
 use crate::nixl::WHEEL;
 use crate::peermem::{self, Stats};
 use crate::perftest::{Before, Counts};
-use crate::test::{emit, in_modes, Env, Suite, Test};
+use crate::test::{emit, in_modes, Env, Lacking, Suite, Test};
 
 const DISK: &str = "/dev/vda";
 const PROGRAMS: &str = "/programs";
 
 pub fn suite(nvidia_c: bool) -> Suite {
-    let mut tests = vec![Test::new("disk", Level::Devices, |_| programs())];
+    let mut tests = vec![Test::new("disk", Level::Devices, |_| disk())];
     tests.extend(nixl::tests(nvidia_c));
     tests.extend(ucx::tests(nvidia_c));
     tests.extend(mooncake::tests(nvidia_c));
@@ -57,8 +57,9 @@ pub fn pair(nvidia_c: bool) -> Suite {
 }
 
 /// Mounts the disk, once.
-fn programs() -> Result<()> {
-    if Path::new(WHEEL).exists() {
+fn mount_disk() -> Result<()> {
+    let versions = Path::new(PROGRAMS).join("versions");
+    if versions.exists() {
         return Ok(());
     }
     for module in ["virtio_blk", "squashfs"] {
@@ -67,7 +68,36 @@ fn programs() -> Result<()> {
     fs::create_dir_all(PROGRAMS)?;
     mount(Some(DISK), PROGRAMS, Some("squashfs"), MsFlags::MS_RDONLY, None::<&str>)
         .with_context(|| format!("mount {DISK} on {PROGRAMS}"))?;
-    ensure!(Path::new(WHEEL).exists(), "the disk has no NIXL");
+    ensure!(versions.exists(), "{DISK} is not the disk of programs: it has no file `versions`");
+    Ok(())
+}
+
+/// Returns what the disk says of a program in one of its lists.
+fn listed(list: &str, program: &str) -> Result<Option<String>> {
+    let text = fs::read_to_string(Path::new(PROGRAMS).join(list)).with_context(|| format!("read {PROGRAMS}/{list}"))?;
+    Ok(text.lines().find_map(|line| line.strip_prefix(program)?.strip_prefix(' ')).map(str::to_string))
+}
+
+/// Mounts the disk for these programs. A test that needs one whose wheel could not be had is skipped
+/// (ci/qemu/disk.sh).
+fn programs(needed: &[&str]) -> Result<()> {
+    mount_disk()?;
+    for program in needed {
+        if let Some(pin) = listed("missing", program)? {
+            return Err(Lacking(format!("its wheel cannot be had: {pin}")).into());
+        }
+    }
+    Ok(())
+}
+
+/// Each program is on the disk, or is named as one that could not be had.
+fn disk() -> Result<()> {
+    mount_disk()?;
+    for program in ["nixl", "ucx", "mooncake"] {
+        let found = (listed("versions", program)?, listed("missing", program)?);
+        println!("{program}: {found:?}");
+        ensure!(found.0.is_some() != found.1.is_some(), "the disk does not say whether it has {program}: {found:?}");
+    }
     Ok(())
 }
 
@@ -129,12 +159,15 @@ fn doctor_says(rule: &str, pid: u32) -> Result<String> {
     check["message"].as_str().map(str::to_string).with_context(|| format!("{id} says nothing: {check}"))
 }
 
-/// The environment of a program on the UCX of NIXL's wheel, which writes its log there.
+/// Where a program on the UCX of NIXL's wheel finds its libraries. The folder `verbs` has the wheel's own
+/// libibverbs, by the name that the NIC's driver looks for.
+fn wheels_libraries() -> String {
+    format!("{PROGRAMS}/ucx/lib:{PROGRAMS}/verbs:{WHEEL}/nixl_cu12.libs:{PROGRAMS}/lib")
+}
+
+/// The environment of a program on UCX, which writes its log there.
 fn ucx_settings(way: Way, log: &str) -> BTreeMap<&'static str, String> {
-    let libraries = format!("{WHEEL}/nixl_cu12.libs");
     let mut settings = BTreeMap::from([
-        // The folder `verbs` has the wheel's own libibverbs, by the name that the NIC's driver looks for.
-        ("LD_LIBRARY_PATH", format!("{PROGRAMS}/ucx/lib:{PROGRAMS}/verbs:{libraries}:{PROGRAMS}/lib")),
         // Through the NIC, where two processes of one machine would take shared memory or IPC.
         ("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy".to_string()),
         ("UCX_NET_DEVICES", format!("{RDMA_DEVICE}:1")),
@@ -169,7 +202,8 @@ fn ucx_chose(log: &str) -> Choice {
             Some((_, said)) => match said.split_once(" by checking ") {
                 Some(("not detected", file)) => format!("no {file}"),
                 Some((_, file)) => file.to_string(),
-                None => continue,
+                // UCX 1.13 names no file.
+                None => format!("cuda GPUDirect RDMA is {said}"),
             },
             None if line.ends_with(&format!("{RDMA_DEVICE}: dmabuf is supported")) => "dma-buf of the NIC".to_string(),
             None => continue,
@@ -364,9 +398,7 @@ impl Row<'_> {
 
 /// Returns the version of a program on the disk.
 fn version(program: &str) -> Result<String> {
-    let versions = fs::read_to_string(Path::new(PROGRAMS).join("versions"))?;
-    let version = versions.lines().find_map(|line| line.strip_prefix(program)?.strip_prefix(' '));
-    version.map(str::to_string).with_context(|| format!("the disk names no version of {program}"))
+    listed("versions", program)?.with_context(|| format!("the disk names no version of {program}"))
 }
 
 fn nothing_stays() -> Result<()> {

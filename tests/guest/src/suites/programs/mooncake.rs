@@ -119,7 +119,7 @@ fn row(way: Way, what: &str, result: Result<usize, String>) -> Result<Row<'_>> {
 }
 
 fn run(env: &Env, way: Way, operation: &str) -> Result<()> {
-    programs()?;
+    programs(&["mooncake"])?;
     let meter = Meter::start(env)?;
     let (mut server, at) = target(way, "127.0.0.1")?;
     let client = initiate(way, operation, "127.0.0.1", &at).with_context(|| end_of(&server.log))?;
@@ -134,7 +134,7 @@ fn run(env: &Env, way: Way, operation: &str) -> Result<()> {
 
 /// The target on one machine, the initiator on the other.
 pub fn two_machines(env: &Env, way: Way, operation: &str) -> Result<()> {
-    programs()?;
+    programs(&["mooncake"])?;
     together(env, &format!("mooncake {operation} {}", way.name()), |peer| {
         let meter = Meter::start(env)?;
         let address = peer.role.address();

@@ -6,7 +6,9 @@ use std::fs;
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
 
-use super::{doctor_says, end_of, nothing_stays, programs, ucx_chose, ucx_settings, version, Meter, Row, Way};
+use super::{
+    doctor_says, end_of, nothing_stays, programs, ucx_chose, ucx_settings, version, wheels_libraries, Meter, Row, Way,
+};
 use crate::helper::Helper;
 use crate::lab;
 use crate::machine::{Level, Mode};
@@ -60,10 +62,11 @@ const NAMES: [&str; 2] = ["alice", "bob"];
 const VRAM: (&str, u32) = ("vram", 0);
 
 fn agent(name: &str, way: Way, gpu: &str) -> Result<(Helper, String)> {
-    programs()?;
+    programs(&["nixl"])?;
     let log = format!("/tmp/ucx-{name}.log");
     let _ = fs::remove_file(&log);
     let mut settings = ucx_settings(way, &log);
+    settings.insert("LD_LIBRARY_PATH", wheels_libraries());
     settings.insert("NIXL_PLUGIN_DIR", format!("{WHEEL}/.nixl_cu12.mesonpy.libs/plugins"));
     let helper = Helper::start_with(&["nixl", name, gpu], &settings);
     Ok((helper.with_context(|| format!("{name}:\n{}", end_of(&log)))?, log))
@@ -378,6 +381,7 @@ pub fn two_machines(env: &Env, way: Way) -> Result<()> {
     const SIZE: usize = 4 * MIB;
     // The same on both machines: nothing is compared that has to be told.
     const SEEDS: [u64; 2] = [45, 54];
+    programs(&["nixl"])?;
     together(env, &format!("nixl {}", way.name()), |peer| {
         let meter = Meter::start(env)?;
         let (me, other) = match peer.role {
