@@ -52,6 +52,7 @@ apt_lists() {
 		done
 		[ -z "$security" ] || echo "$security $VERSION_CODENAME-security main contrib"
 		echo "${mirror/#deb/deb-src} trixie main contrib"
+		echo "${mirror/#deb/deb-src} bookworm main"
 	} | awk '!seen[$0]++' >"$apt/sources.list"
 	# A suite that is gone ends nothing but what only it has. Where none answers, older lists serve, but
 	# not for an hour.

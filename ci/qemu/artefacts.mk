@@ -70,6 +70,9 @@ perftest-source:
 libfabric-source:
 	@$(keep) sources/libfabric-source --in-place --verb fetch =2.1 -- $(q)/fetch.sh libfabric 2.1
 
+ucx-source:
+	@$(keep) sources/ucx-source --in-place --verb fetch =1.13 -- $(q)/fetch.sh ucx 1.13 bookworm
+
 rdma-core-source:
 	@$(keep) sources/rdma-core-source --in-place --verb fetch =56.1 -- $(q)/fetch.sh rdma-core 56.1
 
@@ -263,6 +266,12 @@ libfabric: libfabric-source cuda_h nvcc-source nvml_h
 		$(call libraries,libibverbs-dev librdmacm-dev libc6-dev) --says "once, some 3 minutes" -- \
 		$(q)/libfabric.sh $(S)/libfabric-source $(S)/cuda_h $(S)/nvcc-source $(S)/nvml_h
 
+# UCX with CUDA, as perftest is, and its own programs.
+ucx-made-of = $(S)/ucx-source $(S)/cuda_h $(S)/nvcc-source $(S)/nvml_h $(foreach library,libcuda libcudart libnvml,$(P)/$(library))
+ucx: ucx-source cuda_h nvcc-source nvml_h libcuda libcudart libnvml
+	@$(keep) $(P:build/lab/%=%)/$@ $(ucx-made-of) $(q)/ucx.sh $(call libraries,libibverbs-dev libc6-dev) \
+		--says "once, some 4 minutes" -- $(q)/ucx.sh $(ucx-made-of)
+
 rdma-core-patches := $(wildcard $(q)/rdma-core/*.patch)
 rdma-core: rdma-core-source
 	@$(keep) $(P:build/lab/%=%)/$@ $(S)/rdma-core-source $(q)/rdma_core.sh $(if $(cross),$(q)/cross.sh) $(rdma-core-patches) \
@@ -320,9 +329,9 @@ second = $(word 2,$(subst -, ,$(1)))
 demo = $(filter demo,$(call second,$(1)))
 # Programs of others, on a disk or in the image, ask for more of CUDA.
 on-disk = $(filter programs,$(call second,$(1)))
-fabtests = $(filter fabtests,$(call second,$(1)))
+built-here = $(filter built,$(call second,$(1)))
 programs-of = $(if $(call demo,$(1)),guest libcuda perftest,$(programs) \
-	$(if $(call on-disk,$(1))$(call fabtests,$(1)),libcudart libnvml) $(if $(call fabtests,$(1)),libfabric))
+	$(if $(call on-disk,$(1))$(call built-here,$(1)),libcudart libnvml) $(if $(call built-here,$(1)),libfabric ucx))
 modules-of = $(filter-out $(if $(call demo,$(1)),mainline alarms sample),$(modules-$(call first,$(1))))
 
 image-%: kernel $$(call programs-of,$$*) $$(if $$(call on-disk,$$*),disk) $$(call modules-of,$$*) $$(needs-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))

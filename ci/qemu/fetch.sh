@@ -51,14 +51,14 @@ nvidia_src)
 	sed -n 's/.*-DNV_VERSION_STRING=\\"\([0-9.]*\)\\".*/\1/p' "$version/Kbuild" >"$OUT/version"
 	[ -s "$OUT/version" ] || { echo "$version/Kbuild names no NV_VERSION_STRING: is this a driver's source?" >&2; exit 1; }
 	;;
-perftest | rdma-core | libfabric)
+perftest | rdma-core | libfabric | ucx)
 	tarball() { find "$dl" -maxdepth 1 -name "${what}_$version[.+]*orig.tar.*" | sort -V | tail -n 1; }
 	if [ -z "$(tarball)" ]; then
 		apt_update
 		# apt writes a source under its own name from the first byte on.
 		part=$(mktemp -d -p "$dl" part.XXXXXX)
 		trap 'rm -rf "$part"' EXIT
-		(cd "$part" && apt_private apt-get -q source --download-only --tar-only "$what/trixie" && mv ./*.orig.tar.* "$dl/") || {
+		(cd "$part" && apt_private apt-get -q source --download-only --tar-only "$what/${1:-trixie}" && mv ./*.orig.tar.* "$dl/") || {
 			echo "the source of $what could not be downloaded: is this machine online, and its disk not full? Once that is so, the same command goes on" >&2
 			exit 1
 		}

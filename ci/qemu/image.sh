@@ -5,7 +5,8 @@
 # and what was built: the folders PROGRAMS of BUILT. For another architecture Debian's are those of
 # LAB_SYSROOT. ALSO is demo (nothing that the demo does not run), consumers (UCX, and rdma-core's own
 # tests with the Python that runs them: ten times the rest), programs (those of others, on a disk of
-# their own: a link beside the image), fabtests (libfabric's), or a module that modprobe is not to find.
+# their own: a link beside the image), built (UCX and libfabric, built with CUDA from Debian's
+# sources), or a module that modprobe is not to find.
 set -euo pipefail
 shopt -s nullglob
 . "$(dirname "$0")/cross.sh"
@@ -56,6 +57,13 @@ libraries() { # FILE
 	done
 }
 
+not_in_image() {
+	local name any=1
+	while read -r name; do
+		[ -e "$root$lib/$name" ] || { echo "$name" && any=0; }
+	done
+	return $any
+}
 # Copies a program or library and every library that it needs, unless it is there already:
 # libibverbs is, and one of this machine's is not the lab's. Nor is its libcuda.
 add() { # FILE [PATH IN THE IMAGE]
@@ -65,7 +73,7 @@ add() { # FILE [PATH IN THE IMAGE]
 	}
 	install -D -m 755 "$1" "$root${2:-$1}"
 	local library missing to
-	missing=$(libraries "$1" | sed -n 's/^\t\(.*\) => not found$/\1/p' | grep -vx libcuda.so.1) && {
+	missing=$(libraries "$1" | sed -n 's/^\t\(.*\) => not found$/\1/p' | grep -vx libcuda.so.1 | not_in_image) && {
 		echo "image: $1 needs $missing, which ${cross:-this machine} has not" >&2
 		return 1
 	}
@@ -115,8 +123,9 @@ for program in $programs; do
 		*/libcudart.so) add "$file" "$lib/libcudart.so.12" && ln -s libcudart.so.12 "$root$lib/libcudart.so" ;;
 		*/libnvml.so) add "$file" "$lib/libnvidia-ml.so.1" ;;
 		*/libgpumr_preload.so) add "$file" "$lib/libgpumr-preload.so" ;;
-		*/libfabric.so.1) add "$file" "$lib/libfabric.so.1" ;;
-		*/libibverbs.so.1) add "$file" "$lib/${file##*/}" ;;
+		# UCX finds its transports beside its libraries.
+		*/libuc*_*.so.0) add "$file" "$lib/ucx/${file##*/}" ;;
+		*/libfabric.so.1 | */libuc*.so.0 | */libibverbs.so.1) add "$file" "$lib/${file##*/}" ;;
 		*/librxe-rdmav*.so) add "$file" "$lib/libibverbs/${file##*/}" ;;
 		*) add "$file" "/usr/bin/${file##*/}" ;;
 		esac
@@ -125,7 +134,7 @@ done
 ln -s usr/bin/guest "$root/init"
 
 case $also in
-"" | demo | fabtests) ;;
+"" | demo | built) ;;
 programs)
 	ln -sfn "$(realpath "$built/disk/bin/disk.squashfs")" "$k/image-$name.disk"
 	# Where a libibverbs that comes with a program looks for the NIC's driver.

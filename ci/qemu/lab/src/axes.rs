@@ -178,8 +178,8 @@ pub enum Also {
     Consumers,
     /// Programs of other projects, on a disk of their own.
     Programs,
-    /// libfabric and its own tests.
-    Fabtests,
+    /// UCX and libfabric, built with CUDA from Debian's sources.
+    Built,
     Lite,
     NvidiaC,
 }

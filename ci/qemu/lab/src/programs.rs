@@ -16,7 +16,7 @@ const HEAD: &str = "# Programs that people run
 NIXL, UCX and Mooncake as they are published, and libfabric with its own tests, in the lab: what
 moved, by which way, and what they looked at to choose it, out of their own logs. A pin, a
 revocation: as the module counted them; NVIDIA's counts nothing. `no way`: neither the module nor
-dma-buf was offered to the program. `make soak ONLY='*/programs-*,*/fabtests'` writes this page;
+dma-buf was offered to the program. `make soak ONLY='*/programs-*,*/built'` writes this page;
 [consumers.md](../consumers.md) says what an admin sets. How they choose, in their own words:
 [NIXL](programs-nixl.txt), [ucx_perftest](programs-ucx.txt), [libfabric](programs-libfabric.txt).
 

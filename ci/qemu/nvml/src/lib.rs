@@ -122,6 +122,15 @@ api! {
         Ok(())
     }
 
+    /// Initialises the library, by its older name (`nvmlInit_v2` has the new one).
+    fn nvmlInit() {
+        // SAFETY: it asks for nothing.
+        match unsafe { nvmlInit_v2() } {
+            0 => Ok(()),
+            code => Err(code),
+        }
+    }
+
     /// Takes one initialisation back.
     fn nvmlShutdown() {
         let mut state = state();
