@@ -64,7 +64,7 @@ impl Environment {
     /// understood. Nothing is run.
     pub fn of_command(root: &Root, words: &[String]) -> Self {
         let own = Self::own(root).variables;
-        let mut launched = Launched::read(own, words);
+        let mut launched = Launched::read(own, words, root.is_live());
         for file in std::mem::take(&mut launched.files) {
             match root.text(&file) {
                 // The command line wins over a file.

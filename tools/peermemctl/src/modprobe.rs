@@ -201,10 +201,16 @@ pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
     unit.or_else(drop_ins).or_else(|| by_script(root, module))
 }
 
-/// Scripts that run at boot, and OpenRC's list of modules.
+/// Scripts that run at boot if they are executable, and OpenRC's list of modules.
 pub const SCRIPTS: [&str; 5] =
     ["/etc/rc.local", "/etc/rc.d/rc.local", "/etc/rc.modules", "/etc/init.d/boot.local", OPENRC];
 const OPENRC: &str = "/etc/conf.d/modules";
+
+/// Returns whether the system reads one of them: nothing runs a script that is not executable, as
+/// rc-local.service of systemd says by ConditionFileIsExecutable.
+pub fn is_read_at_boot(root: &Root, script: &str) -> bool {
+    script == OPENRC || root.is_executable(script)
+}
 
 /// Returns the line of a script or list of other systems than systemd that loads a module at boot.
 fn by_script(root: &Root, module: &str) -> Option<Line> {
@@ -217,7 +223,7 @@ fn by_script(root: &Root, module: &str) -> Option<Line> {
         let list = line.strip_prefix("modules").and_then(|line| line.split_once('=')).map_or("", |(_, list)| list);
         list.split(|c: char| c.is_whitespace() || "\"'".contains(c)).any(|word| is(Some(word), module))
     };
-    SCRIPTS.iter().find_map(|file| match *file {
+    SCRIPTS.iter().filter(|file| is_read_at_boot(root, file)).find_map(|file| match *file {
         OPENRC => of(file, &in_list),
         _ => of(file, &|line: &str| loads(line, module)),
     })

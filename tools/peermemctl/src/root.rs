@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{mpsc, Mutex, PoisonError};
@@ -211,6 +211,12 @@ impl Root {
         self.at(path).exists()
     }
 
+    /// Returns whether somebody may execute a file. Recorded trees have only those of which that is so.
+    pub fn is_executable(&self, path: &str) -> bool {
+        let is_it = |found: fs::Metadata| !self.live || found.permissions().mode() & 0o111 != 0;
+        fs::metadata(self.at(path)).is_ok_and(is_it)
+    }
+
     /// Why this process may not open a file to read and write, as the kernel would answer; nothing
     /// is opened.
     pub fn forbidden(&self, path: &str) -> Option<Forbidden> {
@@ -286,6 +292,20 @@ pub fn recorded_name(name: &str, args: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As of /etc/rc.local, which nothing runs without that.
+    #[test]
+    fn a_script_may_run_if_its_mode_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("rc.local");
+        fs::write(&script, "modprobe nvidia-peermem").unwrap();
+        let root = Root { live: true, ..Root::new(dir.path()) };
+        for (mode, wanted) in [(0o644, false), (0o755, true), (0o744, true)] {
+            fs::set_permissions(&script, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(root.is_executable("/rc.local"), wanted, "{mode:o}");
+        }
+        assert!(!root.is_executable("/nowhere"));
+    }
 
     #[test]
     fn a_program_that_does_not_end_is_not_waited_for() {

@@ -6,16 +6,18 @@ mod tables;
 
 use crate::environment::assignment;
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use tables::{APPTAINER_FLAGS, CONTAINER_FLAGS, FOREIGN, MPI_NONE, MPI_ONE, SRUN_FLAGS, SRUN_LONG_FLAGS, WRAPPERS};
 
 /// What a command line makes of an environment.
-#[derive(Default)]
 pub struct Launched {
     pub variables: BTreeMap<String, String>,
     /// What may set or take away variables in a way that is not understood.
     pub not_understood: Vec<String>,
     /// Files of variables (`docker --env-file`) that are to be read.
     pub files: Vec<String>,
+    /// Returns whether a path is known to be no program.
+    is_data: fn(&str) -> bool,
 }
 
 /// How deep launchers may start launchers.
@@ -24,9 +26,11 @@ const DEEPEST: usize = 16;
 type Words<'a> = std::iter::Peekable<std::slice::Iter<'a, String>>;
 
 impl Launched {
-    /// Reads a command line that is started with these variables.
-    pub fn read(variables: BTreeMap<String, String>, words: &[String]) -> Self {
-        let mut launched = Self { variables, ..Self::default() };
+    /// Reads a command line that is started with these variables, `here` if on this machine and in this
+    /// folder: then files tell which of its words are no programs.
+    pub fn read(variables: BTreeMap<String, String>, words: &[String], here: bool) -> Self {
+        let is_data: fn(&str) -> bool = if here { is_data } else { |_| false };
+        let mut launched = Self { variables, not_understood: Vec::new(), files: Vec::new(), is_data };
         launched.command(words, 0);
         launched.overlooked(words);
         launched
@@ -97,7 +101,8 @@ impl Launched {
                     let rest: Vec<&String> = words.collect();
                     if let Some(word) = rest.iter().find(|word| is_of_a_library(word) || mentions_a_library(word)) {
                         self.note(&format!("{name} with {word}"));
-                    } else if !word.contains('/') && rest.iter().any(|word| is_a_program(word)) {
+                    } else if !word.contains('/') && rest.iter().any(|word| is_a_program(word) && !(self.is_data)(word))
+                    {
                         self.note(&format!("{name}, which starts another program"));
                     }
                     return;
@@ -381,6 +386,11 @@ fn mentions_a_library(word: &str) -> bool {
     })
 }
 
+/// Returns whether a path leads to a folder, or to a file that nobody may execute.
+fn is_data(path: &str) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.is_dir() || found.permissions().mode() & 0o111 == 0)
+}
+
 /// Returns whether an argument is a program by its look, or says that one follows: then what it is given
 /// to is a launcher. `./train` is one, `./config.yaml` is none.
 fn is_a_program(word: &str) -> bool {
@@ -426,7 +436,7 @@ mod tests {
 
     fn read(line: &str) -> Launched {
         let own = [("OWN".to_owned(), "1".to_owned())].into_iter().collect();
-        Launched::read(own, &split(line))
+        Launched::read(own, &split(line), false)
     }
 
     /// Each sets X=1 for the program.
@@ -486,6 +496,27 @@ mod tests {
         ] {
             assert_eq!(read(line).variables.contains_key("OWN"), stays, "{line}");
         }
+    }
+
+    /// A program's own data do not make it a launcher; whatever may be a program does.
+    #[test]
+    fn what_lies_there_tells_data_from_programs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::create_dir(path("data")).unwrap();
+        for (name, mode) in [("input", 0o644), ("train", 0o755)] {
+            std::fs::write(path(name), "").unwrap();
+            std::fs::set_permissions(path(name), std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        for (name, data) in [("data", true), ("input", true), ("train", false), ("nowhere", false)] {
+            assert_eq!(is_data(path(name).to_str().unwrap()), data, "{name}");
+        }
+        let app = |here: bool| {
+            // Tests run in the crate's folder.
+            Launched::read(BTreeMap::new(), &split("srun -n 2 app ./src"), here).not_understood
+        };
+        assert!(app(true).is_empty(), "{:?}", app(true));
+        assert!(!app(false).is_empty());
     }
 
     #[test]
