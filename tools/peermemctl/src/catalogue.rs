@@ -34,8 +34,8 @@ pub const CHECKS: [Entry; 73] = [
     ),
     entry(
         "fabric.rdma",
-        "Whether /sys/class/infiniband has any device.",
-        "Registrations are made with an RDMA device. A NIC without its RDMA driver looks like an ordinary one.",
+        "Whether /sys/class/infiniband has a device for each NIC whose driver makes one, and whether the hardware lets it reach GPUs.",
+        "Registrations are made with an RDMA device. A NIC without its RDMA driver looks like an ordinary one, and one that is in a pod's namespace is seen there only.",
     ),
     entry(
         "fabric.port",
@@ -194,7 +194,7 @@ pub const CHECKS: [Entry; 73] = [
     ),
     entry(
         "gpus.bar1",
-        "How much of BAR1, through which NICs reach video memory, is in use.",
+        "How large BAR1 is, through which NICs reach video memory, and how much of it is in use.",
         "The GPU driver grants a pin only if the pin's length and 36 MiB more are left. nvidia-smi tells of all users, the module of its own.",
     ),
     entry(
@@ -264,7 +264,7 @@ pub const CHECKS: [Entry; 73] = [
     ),
     entry(
         "limits.pages",
-        "The kernel's page size, where huge pages tell it.",
+        "The kernel's page size, where huge pages, its configuration or its name tell it.",
         "Locked memory is counted in pages, and a region's addresses end with one. Grace runs with 64 KiB.",
     ),
     entry(
@@ -304,17 +304,17 @@ pub const CHECKS: [Entry; 73] = [
     ),
     entry(
         "log.xid",
-        "The Xids of each GPU in the kernel log: the last that needs a reset, unless the driver took that back (Xid 154), or the last of all.",
+        "The Xids of each GPU in the kernel log: what the driver asks for (Xid 154), or the last that needs somebody to act by NVIDIA's catalogue, unless the driver took that back; else the last of all.",
         "After some, the GPU does nothing until it is reset.",
     ),
     entry(
         "log.mlx5",
-        "What mlx5 says of the health of its NICs.",
+        "What mlx5 last said of the health of each of its NICs.",
         "A NIC that is not healthy loses registrations and fences.",
     ),
     entry(
         "log.nic",
-        "What bnxt and irdma say of the health of their NICs.",
+        "What the drivers of Broadcom's and Intel's NICs (bnxt_en, ice, idpf, i40e) say of their health.",
         "A NIC that is not healthy loses registrations and fences.",
     ),
     entry(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! What the kernel says about itself: release, symbols, loaded modules, log.
 
+use crate::log_words::is_on_topic;
 use crate::root::{Missing, Root};
 use std::collections::BTreeMap;
 
@@ -72,6 +73,37 @@ pub fn exporter(root: &Root, release: &str, symbol: &str) -> Option<String> {
     list.lines().find(|line| exports(line)).and_then(|line| line.split_ascii_whitespace().nth(2)).map(str::to_owned)
 }
 
+/// Where OFED leaves what modules are built against: below it, the architecture and the kernel, or in older
+/// releases the kernel.
+pub const OFED_SOURCES: &str = "/usr/src/ofa_kernel";
+
+/// Returns the file that has a kernel's configuration, and its text.
+pub fn configuration(root: &Root, release: &str) -> Option<(String, String)> {
+    let dir = modules_dir(release);
+    let files = [format!("/boot/config-{release}"), format!("{dir}/config"), format!("{dir}/build/.config")];
+    files.into_iter().find_map(|file| root.text(&file).ok().map(|text| (file, text)))
+}
+
+/// Returns whether verdicts look for a line of a kernel's configuration.
+pub fn is_of_configuration(line: &str) -> bool {
+    line.contains("CONFIG_INFINIBAND") || line.contains("CONFIG_ARM64_") && line.contains("_PAGES")
+}
+
+/// Returns the other kernels for which an RDMA core is installed that exports `symbol`: as depmod found it,
+/// or as OFED left its exports.
+pub fn others_that_export(root: &Root, running: &str, symbol: &str) -> Vec<String> {
+    let by_depmod = root.names("/lib/modules").into_iter().filter(|release| exporter(root, release, symbol).is_some());
+    let folders = ["", "/x86_64", "/aarch64"].map(|part| format!("{OFED_SOURCES}{part}"));
+    let by_sources = folders.iter().flat_map(|folder| {
+        let names = root.names(folder).into_iter().filter(|name| name.starts_with(|c: char| c.is_ascii_digit()));
+        names.filter(move |release| root.exists(&format!("{folder}/{release}/Module.symvers")))
+    });
+    let mut found: Vec<String> = by_depmod.chain(by_sources).filter(|release| release != running).collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
 /// The symbol of a line of modules.symbols: `alias symbol:NAME MODULE`.
 pub fn exported_symbol(line: &str) -> Option<&str> {
     line.split_ascii_whitespace().nth(1)?.strip_prefix("symbol:")
@@ -137,40 +169,6 @@ pub fn log(root: &Root) -> (Result<Vec<String>, Missing>, bool) {
         .filter_map(|line| line.split_once(';').map(|(_, text)| text.to_owned()))
         .collect();
     (Ok(lines), cut)
-}
-
-/// Words of the lines of log and configuration that are about GPUs and RDMA.
-const TOPICS: [&str; 25] = [
-    "nvidia",
-    "NVRM",
-    "nv_mem",
-    "nv_peer_mem",
-    "ib_core",
-    "ib_uverbs",
-    "mlx5_core",
-    "peer_mem",
-    " blocked for more than ",
-    "BUG: soft lockup",
-    "hard LOCKUP",
-    "BUG: kernel NULL pointer",
-    "BUG: unable to handle",
-    "Unable to handle kernel",
-    "general protection fault",
-    "Oops",
-    "DMAR: [DMA",
-    "AMD-Vi: Event logged",
-    "IO_PAGE_FAULT",
-    "arm-smmu",
-    "bnxt_",
-    "irdma",
-    "Loading of",
-    "Lockdown",
-    "memlock",
-];
-
-/// Returns whether a line is about GPUs or RDMA. A kernel command line names disks and hosts.
-pub fn is_on_topic(line: &str) -> bool {
-    TOPICS.iter().any(|topic| line.contains(topic)) && !line.contains("ommand line")
 }
 
 /// The releases of the kernels that are installed and newer than the running one.

@@ -13,6 +13,7 @@ pub mod environment;
 pub mod facts;
 pub mod kernel;
 pub mod launcher;
+pub mod log_words;
 pub mod machine;
 pub mod manual;
 pub mod metrics;

@@ -5,7 +5,7 @@
 use crate::check::{Check, Kind, Level};
 use crate::doctor::hardware;
 use crate::facts;
-use crate::kernel::REGISTERS_DMA_BUF;
+use crate::kernel::{self, REGISTERS_DMA_BUF};
 use crate::machine::{Machine, OLD_MODULE, REGISTER};
 use crate::nvidia::{self, Flavour};
 use crate::pci::{Device, Iommu};
@@ -202,6 +202,13 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
             gpu.address
         ));
     }
+    if let Some(family) = setting::family_without_gpudirect(machine, nic) {
+        return Judged::No(format!(
+            "{} is an EFA of an instance of family {family}, whose hardware has no GPUDirect RDMA ({})",
+            nic.name,
+            facts::EFA_FAMILIES.source
+        ));
+    }
     match way {
         Way::PeerMemory => peer_memory(machine, nic),
         Way::DmaBuf => dma_buf(machine, gpu, nic),
@@ -346,12 +353,7 @@ fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
     if machine.modules.contains_key("mlx_compat") {
         return fine;
     }
-    let files = [
-        format!("/boot/config-{release}"),
-        format!("/lib/modules/{release}/config"),
-        format!("/lib/modules/{release}/build/.config"),
-    ];
-    let found = files.iter().find_map(|file| Some((file, machine.root.text(file).ok()?)));
+    let found = kernel::configuration(machine.root, release);
     match found {
         Some((file, text)) if !text.lines().any(|line| line == format!("{OPTION}=y")) && text.contains("CONFIG_") => {
             Judged::No(format!(
@@ -407,7 +409,7 @@ pub fn attach_refused<'a>(machine: &'a Machine, why: AttachRefusal) -> Option<&'
         AttachRefusal::ForcedPcie => has_coherent(machine),
         AttachRefusal::Importer => false,
     };
-    if allowed && topology_override(machine) == Some(true) {
+    if allowed && topology_is_free(machine) {
         return None;
     }
     machine.log.iter().flatten().rev().find(|line| refusal(line) == Some(why)).map(String::as_str)
@@ -432,20 +434,42 @@ fn refusal(line: &str) -> Option<AttachRefusal> {
     }
 }
 
-/// Returns whether the driver's check of the PCI topology is switched off.
-pub fn topology_override(machine: &Machine) -> Option<bool> {
-    let params = nvidia::params(machine.root);
-    let own = params.get("GrdmaPciTopoCheckOverride").map(|value| value == "1");
-    let words = params.get("RegistryDwords").is_some_and(|words| words.contains("GrdmaPciTopoCheckOverride=1"));
-    own.map(|own| own || words)
+/// What NVreg_GrdmaPciTopoCheckOverride makes of the GPU driver's check of the PCI topology.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TopologyCheck {
+    /// 0: pairs that NVIDIA approves of.
+    Asked,
+    /// 1: every pair.
+    Off,
+    /// 2: no pair.
+    Refuses,
 }
 
-/// What that means, in words.
+/// Returns what the loaded driver does; `None` if it has no such parameter.
+pub fn topology_check(machine: &Machine) -> Option<TopologyCheck> {
+    const NAME: &str = "GrdmaPciTopoCheckOverride";
+    let params = nvidia::params(machine.root);
+    if params.get("RegistryDwords").is_some_and(|words| words.contains(&format!("{NAME}=1"))) {
+        return Some(TopologyCheck::Off);
+    }
+    Some(match params.get(NAME)?.as_str() {
+        "1" => TopologyCheck::Off,
+        "2" => TopologyCheck::Refuses,
+        _ => TopologyCheck::Asked,
+    })
+}
+
+/// Returns whether that check is switched off.
+fn topology_is_free(machine: &Machine) -> bool {
+    topology_check(machine) == Some(TopologyCheck::Off)
+}
+
+/// What it means that no pair is let through, in words.
 pub const DENIED: &str = "NVreg_GrdmaPciTopoCheckOverride is 2, so that the GPU driver refuses every NIC";
 
 /// Returns whether that check is told to refuse every pair.
 pub fn topology_denied(machine: &Machine) -> bool {
-    nvidia::params(machine.root).get("GrdmaPciTopoCheckOverride").is_some_and(|value| value == "2")
+    topology_check(machine) == Some(TopologyCheck::Refuses)
 }
 
 /// Returns what has the GPU driver accept a pair that its check of the topology refuses.
@@ -457,7 +481,7 @@ pub fn topology_cure(machine: &Machine) -> String {
     }
     let version = machine.driver.as_ref().and_then(|driver| driver.version.as_deref()).unwrap_or_default();
     match facts::TOPOLOGY_OVERRIDE.holds(version) {
-        Some(false) if topology_override(machine).is_none() => "driver 595 and later have no parameter for it: use a NIC in the GPU's IOMMU group or below the same switch (peermemctl topo)".to_owned(),
+        Some(false) if topology_check(machine).is_none() => "driver 595 and later have no parameter for it: use a NIC in the GPU's IOMMU group or below the same switch (peermemctl topo)".to_owned(),
         _ => machine.setting.on_host(
             "write options nvidia NVreg_GrdmaPciTopoCheckOverride=1 in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again (drivers before 595; later ones need one IOMMU group or a common switch)",
         ),
@@ -476,10 +500,8 @@ pub fn groups(machine: &Machine) -> Vec<String> {
         (mine != theirs).then(|| format!("GPU {gpu} is in IOMMU group {mine}, {nic} in {theirs}"))
     };
     let mut seen: Vec<String> = machine.gpus().iter().filter_map(of).collect();
-    seen.extend(
-        topology_override(machine)
-            .map(|on| format!("GrdmaPciTopoCheckOverride: {} in /proc/driver/nvidia/params", u8::from(on))),
-    );
+    let value = topology_check(machine).map(|check| check as u8);
+    seen.extend(value.map(|value| format!("GrdmaPciTopoCheckOverride: {value} in /proc/driver/nvidia/params")));
     seen
 }
 
@@ -492,7 +514,7 @@ fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     if topology_denied(machine) {
         return Judged::No(DENIED.to_owned());
     }
-    if topology_override(machine) == Some(true) {
+    if topology_is_free(machine) {
         return Judged::Yes("NVreg_GrdmaPciTopoCheckOverride is 1".to_owned());
     }
     if let Some(line) = attach_refused(machine, AttachRefusal::ForcedPcie) {

@@ -2,9 +2,13 @@
 //! What the kernel log says of hung tasks, Xids and NICs, beside this project's own lines.
 
 use crate::check::Check;
+use crate::log_words::{blocked_task, Nic, FAULTS, IOMMU, NICS};
 use crate::machine::{Machine, NAME};
+use crate::nvidia;
+use crate::pci;
 use crate::root::Missing;
 use crate::text;
+use std::collections::BTreeSet;
 
 /// Functions of the RDMA core in which a free callback waits.
 const WAITS: [&str; 4] =
@@ -15,22 +19,38 @@ const FREE_CALLBACKS: [&str; 3] =
 /// Other words of stacks below a client of the GPU driver.
 const CLIENTS: [&str; 3] = ["nvidia_p2p_free", "nvidia_peermem", "[nvidia]"];
 
-/// Xids after which the GPU does nothing until it is reset, with what they say: those for which NVIDIA's Xid
-/// catalogue asks for a reset of the GPU. (46 and 62 were not looked up there.)
-const FATAL_XIDS: [(u32, &str); 13] = [
-    (46, "the GPU has stopped processing"),
-    (48, "double-bit ECC error"),
-    (62, "the GPU's own controller has halted"),
-    (64, "a bad row of memory could not be replaced"),
-    (74, "NVLink error"),
-    (79, "the GPU has fallen off the bus"),
-    (95, "uncontained memory error"),
-    (109, "a context of the GPU could not be switched"),
-    (110, "security fault"),
-    (119, "the GPU's own processor (GSP) does not answer"),
-    (120, "error of the GPU's own processor (GSP)"),
-    (140, "ECC error that was not recovered from"),
-    (143, "the GPU could not be initialized"),
+/// What NVIDIA's Xid catalogue asks for at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asks {
+    /// RESET_GPU.
+    Reset,
+    /// RESTART_BM.
+    Reboot,
+    /// A workflow of the catalogue, which may end in a reset.
+    Workflow(&'static str),
+}
+
+/// Xids after which the GPU or its links do nothing until somebody acts, with what they say, by the column
+/// "Immediate Action" of NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html,
+/// as components/accelerator/nvidia/xid/catalog_generated.go of leptonai/gpud has it).
+const FATAL_XIDS: [(u32, &str, Asks); 17] = [
+    (46, "the GPU has stopped processing", Asks::Reset),
+    (48, "double-bit ECC error", Asks::Workflow("WORKFLOW_XID_48")),
+    (62, "the GPU's own controller has halted", Asks::Reset),
+    (64, "a bad row of memory could not be remapped", Asks::Reset),
+    (74, "NVLink error", Asks::Workflow("WORKFLOW_NVLINK_ERR")),
+    (79, "the GPU has fallen off the bus", Asks::Reboot),
+    (95, "uncontained memory error", Asks::Reset),
+    (109, "a context of the GPU could not be switched", Asks::Reset),
+    (110, "security fault", Asks::Reset),
+    (119, "the GPU's own processor (GSP) does not answer", Asks::Reset),
+    (120, "error of the GPU's own processor (GSP)", Asks::Reset),
+    (136, "the training of a link failed", Asks::Reset),
+    (140, "ECC error that was not recovered from", Asks::Reset),
+    (143, "the GPU could not be initialized", Asks::Reset),
+    (155, "NVLink error that software found", Asks::Reset),
+    (156, "a part of the GPU has to be retired", Asks::Reset),
+    (158, "fatal timeout of the GPU", Asks::Reset),
 ];
 /// The Xid in which the driver says what brings the GPU back: "GPU recovery action changed from 0x0 (None) to
 /// 0x2 (Node Reboot Required)", of which newer drivers write "OS Reboot".
@@ -40,7 +60,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = hung(machine).into_iter().collect();
     checks.extend(fault(machine));
     checks.extend(xid(machine));
-    checks.extend(NIC_WORDS.iter().filter_map(|(driver, words)| nic_health(machine, driver, words)));
+    checks.extend(nic_health(machine));
     checks.extend(blocked_by_iommu(machine));
     checks.extend(unread(machine));
     checks
@@ -175,15 +195,13 @@ fn is_the_wait(stack: &str) -> bool {
 
 /// Returns a task that the kernel reported as blocked with such a stack, and that may wait still.
 fn hung_by_log(machine: &Machine, is_it: fn(&str) -> bool) -> Option<(String, String)> {
-    const BLOCKED: &str = " blocked for more than ";
     let log = machine.log.as_ref().ok()?;
-    let starts: Vec<usize> =
-        log.iter().enumerate().filter(|(_, line)| line.contains(BLOCKED)).map(|(n, _)| n).collect();
-    for (n, start) in starts.iter().enumerate().rev() {
-        let end = starts.get(n + 1).copied().unwrap_or(log.len()).min(start + 60);
+    let starts: Vec<(usize, &str)> =
+        log.iter().enumerate().filter_map(|(n, line)| Some((n, blocked_task(line)?))).collect();
+    for (n, (start, task)) in starts.iter().enumerate().rev() {
+        let end = starts.get(n + 1).map_or(log.len(), |(next, _)| *next).min(start + 60);
         let stack = log.get(*start..end)?.join("\n");
         let head = log.get(*start)?;
-        let task = head.split("task ").nth(1).and_then(|rest| rest.split(BLOCKED).next()).unwrap_or("a task");
         let (comm, pid) = task.rsplit_once(':').unwrap_or((task, ""));
         // A task that has ended waits no more; where processes cannot be seen, the log stands.
         let seen = machine.root.exists(&format!("/proc/{pid}"))
@@ -198,21 +216,12 @@ fn hung_by_log(machine: &Machine, is_it: fn(&str) -> bool) -> Option<(String, St
 /// A fault of the kernel, or a processor that does not come out of it, in a module that GPU memory goes
 /// through.
 fn fault(machine: &Machine) -> Option<Check> {
-    const HEADS: [(&str, &str); 7] = [
-        ("BUG: soft lockup", "a processor did not come out of"),
-        ("watchdog: Watchdog detected hard LOCKUP", "a processor did not come out of"),
-        ("BUG: kernel NULL pointer", "the kernel faulted in"),
-        ("BUG: unable to handle", "the kernel faulted in"),
-        ("Unable to handle kernel", "the kernel faulted in"),
-        ("general protection fault", "the kernel faulted in"),
-        ("Oops", "the kernel faulted in"),
-    ];
     const MODULES: [&str; 7] =
         ["nvidia_peermem", "nv_peer_mem", "nvidia", "nvidia_uvm", "ib_core", "ib_uverbs", "mlx5_ib"];
     let mut last = None;
     let mut found = None;
     for line in machine.log.iter().flatten() {
-        if let Some((_, what)) = HEADS.iter().find(|(head, _)| line.contains(head)) {
+        if let Some((_, what)) = FAULTS.iter().find(|(head, _)| line.contains(head)) {
             last = Some((*what, line));
         }
         // The first after it says where: "RIP: 0010:nv_mem_dma_map+0x15/0x30 [nvidia_peermem]".
@@ -240,15 +249,61 @@ fn recovery(line: &str) -> Option<&str> {
     line.rsplit_once(" to ")?.1.split_once('(')?.1.split(')').next()
 }
 
-/// Xids: of each GPU the last that needs a reset, unless the driver took that back, or the last of all.
+/// Returns the cure for a recovery action that the driver names, by what NVIDIA says of each ("Error
+/// Recovery and Response Flags" of docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, and nvml.h of R610). A
+/// drain alone is no reset: what the driver asks for afterwards is another action, or none.
+fn recovery_cure(machine: &Machine, action: &str) -> String {
+    let words = action.to_lowercase();
+    let has = |word: &str| words.contains(word);
+    let reset = || reset_gpu(machine, "that GPU");
+    let on_host = |command: &str| machine.setting.on_host(command);
+    match () {
+        () if has("drain") && has("reset") => {
+            format!("start nothing new on that GPU and let what runs there end; then {}", reset())
+        }
+        () if has("drain") => on_host(
+            "end the programs that have GPUs talk to each other (NCCL, NVSHMEM) and switch UVM persistence mode off; then nvidia-smi -q -d RESET (GPU Recovery Action) says what is left to do, if anything",
+        ),
+        () if has("imex") => on_host("restart nvidia-imex on all nodes of its domain"),
+        () if has("bus") => format!("{}; -r bus resets its PCIe bus, which the driver asks for", reset()),
+        () if has("reset") || has("flr") => reset(),
+        () if has("boot") => on_host("reboot, as the driver asks for"),
+        () => on_host("what the driver says; NVIDIA's Xid catalogue has it under Xid 154"),
+    }
+}
+
+/// Xids: of each GPU the last that needs somebody to act, unless the driver took that back, or the last of
+/// all. What the driver itself asks for (Xid 154) stands before what its catalogue says of another Xid.
 fn xid(machine: &Machine) -> Vec<Check> {
     const ID: &str = "log.xid";
+    struct Fatal {
+        number: u32,
+        what: String,
+        fix: String,
+    }
     struct Last<'a> {
         gpu: &'a str,
         number: u32,
-        fatal: Option<(u32, String)>,
+        fatal: Option<Fatal>,
         line: &'a str,
     }
+    let fatal = |number: u32, line: &str| {
+        if let Some((_, what, asks)) = FATAL_XIDS.iter().find(|(xid, ..)| *xid == number) {
+            let fix = match asks {
+                Asks::Reset => reset_gpu(machine, "that GPU"),
+                Asks::Reboot => reboot_for_gpu(machine),
+                Asks::Workflow(name) => {
+                    format!(
+                        "follow {name} of NVIDIA's Xid catalogue; where it ends in a reset: {}",
+                        reset_gpu(machine, "that GPU")
+                    )
+                }
+            };
+            return Some(Fatal { number, what: (*what).to_owned(), fix });
+        }
+        let action = recovery(line).filter(|action| number == RECOVERY_XID && *action != "None")?;
+        Some(Fatal { number, what: format!("the driver says: {action}"), fix: recovery_cure(machine, action) })
+    };
     let mut found: Vec<Last> = Vec::new();
     for line in machine.log.iter().flatten() {
         // NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', ...
@@ -257,16 +312,12 @@ fn xid(machine: &Machine) -> Vec<Check> {
         let number: String =
             rest.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
         let Ok(number) = number.parse::<u32>() else { continue };
-        let known = FATAL_XIDS.iter().find(|(xid, _)| *xid == number);
-        let fatal = known.map(|(_, what)| (*what).to_owned()).or_else(|| {
-            let action = recovery(line).filter(|_| number == RECOVERY_XID)?;
-            (action != "None").then(|| format!("the driver says: {action}"))
-        });
         let taken_back = number == RECOVERY_XID && recovery(line) == Some("None");
-        let at = found.iter().position(|last| last.gpu == gpu);
-        let before = at.map(|at| found.remove(at));
-        let last = match (fatal, before) {
-            (Some(what), _) => Last { gpu, number, fatal: Some((number, what)), line },
+        let before = found.iter().position(|last| last.gpu == gpu).map(|at| found.remove(at));
+        let asked = |last: &Last| last.fatal.as_ref().is_some_and(|fatal| fatal.number == RECOVERY_XID);
+        let last = match (fatal(number, line), before) {
+            (Some(_), Some(before)) if asked(&before) && number != RECOVERY_XID => before,
+            (Some(fatal), _) => Last { gpu, number, fatal: Some(fatal), line },
             (None, Some(before)) if before.fatal.is_some() && !taken_back => before,
             (None, _) => Last { gpu, number, fatal: None, line },
         };
@@ -275,13 +326,8 @@ fn xid(machine: &Machine) -> Vec<Check> {
     let check = |last: Last| {
         let gpu = last.gpu;
         let check = match last.fatal {
-            Some((xid, what)) => {
-                let reset = reset_gpu(machine, "that GPU");
-                let fix = match what.contains("Reboot") {
-                    true => machine.setting.on_host("reboot, as the driver asks for"),
-                    false => reset,
-                };
-                Check::warn(ID, format!("GPU {gpu} reported Xid {xid} since the kernel was booted: {what}"), fix)
+            Some(Fatal { number, what, fix }) => {
+                Check::warn(ID, format!("GPU {gpu} reported Xid {number} since the kernel was booted: {what}"), fix)
             }
             None => Check::ok(
                 ID,
@@ -296,52 +342,48 @@ fn xid(machine: &Machine) -> Vec<Check> {
     found.into_iter().map(check).collect()
 }
 
-/// Drivers of NICs, with words by which they say that a NIC is not healthy.
-const NIC_WORDS: [(&str, &[&str]); 4] = [
-    (
-        "mlx5_core",
-        &[
-            "health compromised",
-            "Fatal error",
-            "fatal sensor",
-            "device's health",
-            "assert_var",
-            "health poll failed",
-            "handling bad device",
-            "Will cause a leak of a command resource",
-        ],
-    ),
-    ("bnxt_en", &["firmware fatal", "Firmware not responding", "heartbeat"]),
-    ("bnxt_re", &["timed out", "Timeout", "FW stalled"]),
-    ("irdma", &["CQP timeout", "not responding"]),
-];
-
-/// Finds what the driver of a NIC last said of its health.
-fn nic_health(machine: &Machine, driver: &str, words: &[&str]) -> Option<Check> {
-    let is_it = |line: &&String| line.contains(driver) && words.iter().any(|word| line.contains(word));
-    let line = machine.log.iter().flatten().rev().find(is_it)?;
-    let nic =
-        line.split_ascii_whitespace().map(|word| word.trim_end_matches(':')).find(|word| crate::pci::is_address(word));
-    let (name, at) = (nic.unwrap_or("a NIC"), nic.map_or(String::new(), |nic| format!(" pci/{nic}")));
-    let reset = if driver == "mlx5_core" { "reset the NIC (mlxfwreset)" } else { "reset the NIC" };
-    Some(
+/// Finds what drivers of NICs last said of their health: one finding for each driver.
+fn nic_health(machine: &Machine) -> Vec<Check> {
+    let has = |line: &str, words: &[&str]| words.iter().any(|word| line.contains(word));
+    let mut sick: [Option<(&str, Option<&str>)>; NICS.len()] = [None; NICS.len()];
+    let mut well: BTreeSet<Option<&str>> = BTreeSet::new();
+    // The last word of each NIC counts.
+    for line in machine.log.iter().flatten().rev() {
+        let Some(at) = NICS.iter().position(|nic| line.contains(nic.driver)) else { continue };
+        let (Some(of), Some(found)) = (NICS.get(at), sick.get_mut(at)) else { continue };
+        if has(line, of.well) {
+            well.insert(address(line));
+        } else if found.is_none() && has(line, of.sick) && !well.contains(&address(line)) {
+            *found = Some((line, address(line)));
+        }
+    }
+    let check = |(of, (line, nic)): (&Nic, (&str, Option<&str>))| {
+        let driver = of.driver.trim_end();
+        let name = nic.unwrap_or("a NIC");
+        let at = nic.map_or(String::new(), |nic| format!(" pci/{nic}"));
+        let reset = if driver == "mlx5_core" { "reset the NIC (mlxfwreset)" } else { "reset the NIC" };
         Check::warn(
-            if driver == "mlx5_core" { "log.mlx5" } else { "log.nic" },
+            of.id,
             format!("{driver} reported that {name} is not healthy"),
             machine.setting.on_host(&format!("devlink health show{at}; if it does not recover, {reset} or reboot")),
         )
-        .seen(format!("kernel log: {line}")),
-    )
+        .seen(format!("kernel log: {line}"))
+    };
+    NICS.iter().zip(sick).filter_map(|(of, found)| Some((of, found?))).map(check).collect()
+}
+
+/// Returns the PCI address in a line of the log.
+fn address(line: &str) -> Option<&str> {
+    line.split_ascii_whitespace().map(|word| word.trim_end_matches(':')).find(|word| pci::is_address(word))
 }
 
 /// Finds accesses of a GPU or a NIC that the IOMMU blocked.
 fn blocked_by_iommu(machine: &Machine) -> Option<Check> {
-    const WORDS: [&str; 4] = ["DMAR: [DMA", "AMD-Vi: Event logged", "IO_PAGE_FAULT", "arm-smmu"];
     let of_rdma = machine.rdma.iter().filter_map(|nic| Some((nic.name.clone(), nic.pci.clone()?)));
     let of_gpu = machine.gpus().into_iter().map(|gpu| (format!("GPU {}", gpu.address), gpu.address.clone()));
     let devices: Vec<(String, String)> = of_rdma.chain(of_gpu).collect();
     let of = |line: &String| {
-        if !WORDS.iter().any(|word| line.contains(word)) {
+        if !IOMMU.iter().any(|word| line.contains(word)) {
             return None;
         }
         // DMAR leaves out the domain 0000.
@@ -363,15 +405,91 @@ fn blocked_by_iommu(machine: &Machine) -> Option<Check> {
     )
 }
 
+/// PCI devices of NVIDIA's that are NVSwitches have the class of a bridge of no known kind.
+fn has_nvswitch(machine: &Machine) -> bool {
+    machine.devices.iter().any(|device| device.vendor == nvidia::NVIDIA && device.kind() == 0x0680)
+}
+
+/// Returns what brings a GPU back that only a new start of the machine does.
+fn reboot_for_gpu(machine: &Machine) -> String {
+    match &machine.setting.virtual_machine {
+        Some(_) => restart_guest(machine),
+        None => format!(
+            "{}; a reset, which may fail, is the other try: {}",
+            machine.setting.on_host("reboot, which NVIDIA's Xid catalogue asks for"),
+            reset_gpu(machine, "that GPU")
+        ),
+    }
+}
+
+/// A reset of a GPU that was passed through is refused, or left to the hypervisor: "GPU VM System Reset
+/// Capabilities and Limitations" of NVIDIA's Fabric Manager guide 2.3.
+fn restart_guest(machine: &Machine) -> String {
+    let guest = "restart this virtual machine, which resets its GPUs (in most guests nvidia-smi -r is refused)";
+    match machine.setting.container {
+        Some(_) => format!("on the host, not in this container: {guest}"),
+        None => guest.to_owned(),
+    }
+}
+
 /// Returns how a GPU is reset: nvidia-persistenced and all users hold it, and the reset is refused
-/// until they are gone.
+/// until they are gone (NVIDIA/NVSentinel#1690). With the GPU Operator that daemon runs in the driver's
+/// container, where systemd does not know it (NVIDIA/gpu-operator#118). Which GPUs can be reset alone says
+/// `--gpu-reset` in the documentation of nvidia-smi.
 pub fn reset_gpu(machine: &Machine, which: &str) -> String {
+    let setting = &machine.setting;
+    if setting.virtual_machine.is_some() {
+        return restart_guest(machine);
+    }
     let live = machine.registrations.as_ref().map_or(0, Vec::len);
     let held = match live {
         0 => String::new(),
         live => format!(" ({} live: peermemctl list)", text::count(live, "registration")),
     };
-    machine.setting.on_host(&format!(
-        "systemctl stop nvidia-persistenced (or nvidia-smi -pm 0), end every user of {which}{held}: fuser -v /dev/nvidia*; then nvidia-smi -r -i N"
-    ))
+    let (persistence, users, reset) = match setting.driver_container {
+        true => (
+            "nvidia-smi -pm 0 in the driver's container (kubectl exec, or chroot /run/nvidia/driver), where nvidia-persistenced runs",
+            "pods with GPUs, and the operator's own that hold all GPUs (kubectl label node NODE --overwrite nvidia.com/gpu.deploy.device-plugin=false nvidia.com/gpu.deploy.dcgm=false nvidia.com/gpu.deploy.dcgm-exporter=false)",
+            "nvidia-smi -r -i N there",
+        ),
+        false => ("systemctl stop nvidia-persistenced (or nvidia-smi -pm 0)", "fuser -v /dev/nvidia*", "nvidia-smi -r -i N"),
+    };
+    let mut steps = format!("{persistence}, end every user of {which}{held}: {users}");
+    // ComputeCanada/puppet-magic_castle#387
+    if machine.modules.contains_key("nvidia_drm") {
+        steps.push_str("; modprobe -r nvidia_drm, which holds it for a display");
+    }
+    let together = match has_nvswitch(machine) {
+        true => "; leave nv-fabricmanager running: without it, and GPUs before Ampere in any case, all that NVLink connects are reset together (without -i)",
+        false => "",
+    };
+    setting.on_host(&format!("{steps}; then {reset}{together}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::Root;
+
+    /// As newer and older drivers write them.
+    #[test]
+    fn each_recovery_action_has_its_own_cure() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let machine = Machine::look(&root);
+        for (action, said, unsaid) in [
+            ("GPU Reset Required", "then nvidia-smi -r -i N", "reboot"),
+            ("PF FLR", "then nvidia-smi -r -i N", "reboot"),
+            ("Node Reboot Required", "reboot", "nvidia-smi"),
+            ("OS Reboot", "reboot", "nvidia-smi"),
+            ("Drain P2P", "GPU Recovery Action", "nvidia-smi -r"),
+            ("Drain and Reset", "then nvidia-smi -r -i N", "reboot"),
+            ("Bus Reset", "-r bus", "reboot"),
+            ("Recover IMEX Domain", "nvidia-imex", "nvidia-smi -r"),
+            ("something new", "Xid 154", "nvidia-smi -r"),
+        ] {
+            let cure = recovery_cure(&machine, action);
+            assert!(cure.contains(said) && !cure.contains(unsaid), "{action}: {cure}");
+        }
+    }
 }

@@ -8,6 +8,7 @@
 
 use crate::doctor::limits::{device_nodes, DKMS};
 use crate::kernel;
+use crate::log_words;
 use crate::machine::{NAME, PEERS, REGISTER};
 use crate::module_file::{self, ModuleFile};
 use crate::nvidia::SMI;
@@ -162,7 +163,7 @@ impl Recorder<'_> {
             self.text(&format!("{TOOLS}/{FORBIDDEN}"), &forbidden);
         }
         if let Ok((log, _)) = self.root.kernel_log() {
-            let kept: String = log.split_inclusive('\n').filter(|line| kernel::is_on_topic(line)).collect();
+            let kept: String = log.split_inclusive('\n').filter(|line| log_words::is_on_topic(line)).collect();
             self.text("/dev/kmsg", &kept);
         }
         if let Ok(text) = self.root.tool("nvidia-smi", SMI) {
@@ -296,6 +297,17 @@ impl Recorder<'_> {
             self.lines(&list, is_looked_at);
         }
         let Some(release) = kernel::release(self.root) else { return };
+        if let Some((file, _)) = kernel::configuration(self.root, &release) {
+            self.lines(&file, kernel::is_of_configuration);
+        }
+        for other in kernel::others_that_export(self.root, &release, REGISTER) {
+            self.existence(&format!("{}/x86_64/{other}/Module.symvers", kernel::OFED_SOURCES));
+            self.existence(&format!("{}/aarch64/{other}/Module.symvers", kernel::OFED_SOURCES));
+            self.existence(&format!("{}/{other}/Module.symvers", kernel::OFED_SOURCES));
+            self.lines(&format!("{}/modules.symbols", kernel::modules_dir(&other)), |line| {
+                kernel::exported_symbol(line) == Some(REGISTER)
+            });
+        }
         self.lines(&format!("{}/modules.symbols", kernel::modules_dir(&release)), |line| {
             kernel::exported_symbol(line) == Some(REGISTER)
         });
@@ -331,12 +343,12 @@ impl Recorder<'_> {
     fn configuration(&mut self) {
         for dir in ["modprobe.d", "modules-load.d", "depmod.d", "security/limits.d"] {
             for name in self.root.names(&format!("/etc/{dir}")) {
-                self.lines(&format!("/etc/{dir}/{name}"), kernel::is_on_topic);
+                self.lines(&format!("/etc/{dir}/{name}"), log_words::is_on_topic);
             }
         }
         for dir in ["/usr/lib/modprobe.d", "/usr/lib/modules-load.d"] {
             for name in self.root.names(dir) {
-                self.lines(&format!("{dir}/{name}"), kernel::is_on_topic);
+                self.lines(&format!("{dir}/{name}"), log_words::is_on_topic);
             }
         }
         for package in self.root.names(DKMS) {
@@ -346,7 +358,7 @@ impl Recorder<'_> {
                 }
             }
         }
-        self.lines("/etc/modules", kernel::is_on_topic);
+        self.lines("/etc/modules", log_words::is_on_topic);
         let is_memlock = |line: &str| line.starts_with("DefaultLimitMEMLOCK");
         self.lines("/etc/systemd/system.conf", is_memlock);
         for name in self.root.names("/etc/systemd/system.conf.d") {

@@ -4,7 +4,7 @@
 use super::record::Recorder;
 use crate::doctor::limits::BATCH;
 use crate::environment::Environment;
-use crate::modprobe::SCRIPTS;
+use crate::modprobe::{is_read_at_boot, SCRIPTS};
 use crate::setting::{Setting, APPTAINER, CGROUPS, OS_RELEASE};
 use crate::topology_file;
 
@@ -89,7 +89,7 @@ impl Recorder<'_> {
     pub(super) fn loaders(&mut self) {
         let is_it = |line: &str| line.contains("nvidia_peermem") || line.contains("nvidia-peermem");
         for script in SCRIPTS {
-            if self.root.text(script).is_ok_and(|text| is_it(&text)) {
+            if is_read_at_boot(self.root, script) && self.root.text(script).is_ok_and(|text| is_it(&text)) {
                 self.lines(script, is_it);
             }
         }

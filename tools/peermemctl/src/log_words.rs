@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0
+//! The words of the kernel log that verdicts look for, in one place: what has none of them is neither
+//! read nor recorded. Each was read in the source that writes it; "7.2" is Linux 7.2.13.
+
+/// What a fault of the kernel begins with, and what that means: kernel/watchdog.c, arch/x86/mm/fault.c,
+/// arch/x86/kernel/traps.c, arch/x86/kernel/dumpstack.c and arch/arm64/mm/fault.c of 7.2.
+pub const FAULTS: [(&str, &str); 7] = [
+    ("BUG: soft lockup", STUCK),
+    // Older kernels have no processor's number before it.
+    ("Watchdog detected hard LOCKUP", STUCK),
+    ("BUG: kernel NULL pointer", FAULTED),
+    ("BUG: unable to handle", FAULTED),
+    ("Unable to handle kernel", FAULTED),
+    ("general protection fault", FAULTED),
+    ("Oops", FAULTED),
+];
+const STUCK: &str = "a processor did not come out of";
+const FAULTED: &str = "the kernel faulted in";
+
+/// An access that an IOMMU blocked: drivers/iommu/intel/dmar.c, amd/iommu.c and arm/arm-smmu-v3 of 7.2.
+pub const IOMMU: [&str; 4] = ["DMAR: [DMA", "AMD-Vi: Event logged", "IO_PAGE_FAULT", "arm-smmu"];
+
+/// What a driver writes of the health of its NIC.
+pub struct Nic {
+    /// How lines of it name the driver. Those of an RDMA driver have the PCI function's driver, as
+    /// `__ibdev_printk` of drivers/infiniband/core/device.c writes it.
+    pub driver: &'static str,
+    /// The check that tells of it.
+    pub id: &'static str,
+    pub sick: &'static [&'static str],
+    /// Words that take all of the above back.
+    pub well: &'static [&'static str],
+}
+
+pub const NICS: [Nic; 5] = [
+    // health.c and cmd.c of drivers/net/ethernet/mellanox/mlx5/core of 7.2. Other "Fatal error" are
+    // those of packet steering; a line "Health issue observed" may be a warning, and is left out.
+    Nic {
+        driver: "mlx5_core",
+        id: "log.mlx5",
+        sick: &[
+            "device's health compromised",
+            "Fatal error 1 detected",
+            "Fatal error 2 detected",
+            "Fatal error 3 detected",
+            "Fatal error 4 detected",
+            "Fatal error 5 detected",
+            "handling bad device",
+            "health recovery failed",
+            "health recovery flow aborted",
+            "assert_var",
+            "Will cause a leak of a command resource",
+        ],
+        well: &["health recovery succeeded"],
+    },
+    // bnxt.c of drivers/net/ethernet/broadcom/bnxt, and qplib_rcfw.c of drivers/infiniband/hw/bnxt_re, of 7.2.
+    Nic {
+        driver: "bnxt_en",
+        id: "log.nic",
+        sick: &["firmware fatal condition", "Firmware not responding", "Firmware reset aborted", "FW STALL Detected"],
+        well: &[],
+    },
+    // icrdma_if.c, ig3rdma_if.c and i40iw_if.c of drivers/infiniband/hw/irdma of 7.2: for Intel's E800, E2100
+    // and X722. What does not answer ends in a request for a reset, too.
+    Nic { driver: "ice ", id: "log.nic", sick: &IRDMA, well: &[] },
+    Nic { driver: "idpf ", id: "log.nic", sick: &IRDMA, well: &[] },
+    Nic { driver: "i40e ", id: "log.nic", sick: &IRDMA, well: &[] },
+];
+const IRDMA: [&str; 4] = ["critical PE Error", "HMC Error", "PE Push Error", "Requesting a reset"];
+
+/// Other words of lines that are about GPUs and RDMA.
+const TOPICS: [&str; 10] =
+    ["nvidia", "NVRM", "nv_mem", "ib_core", "ib_uverbs", "mlx5_core", "bnxt_", "peer_mem", "Loading of", "Lockdown"];
+/// Words of configuration only.
+const SETTINGS: [&str; 2] = ["memlock", "irdma"];
+
+/// Returns whether a line of the log or of configuration is about GPUs or RDMA. A kernel command line
+/// names disks and hosts. Logs are long and most of their lines have nothing of this: short words go first.
+pub fn is_on_topic(line: &str) -> bool {
+    let has = |words: &[&str]| words.iter().any(|word| line.contains(word));
+    let is_one = has(&TOPICS)
+        || has(&SETTINGS)
+        || has(&IOMMU)
+        || has(&["Error", "Requesting"]) && has(&IRDMA)
+        || has(&["BUG", "LOCKUP", "handle", "fault", "Oops"]) && FAULTS.iter().any(|(head, _)| line.contains(head))
+        || blocked_task(line).is_some();
+    is_one && !line.contains("ommand line")
+}
+
+/// Returns the task that a line reports as blocked, such as `python3:777`: kernel/hung_task.c of 7.2 and
+/// of older kernels, which do not tell waits for input and output.
+pub fn blocked_task(line: &str) -> Option<&str> {
+    let (task, rest) = line.split_once("task ")?.1.split_once(" blocked ")?;
+    (rest.starts_with("for more than ") || rest.starts_with("in I/O wait for more than ")).then_some(task)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocked_tasks_of_old_and_new_kernels() {
+        let head = "INFO: task python3:777 blocked for more than 122 seconds.";
+        assert_eq!(blocked_task(head), Some("python3:777"));
+        assert_eq!(blocked_task(&head.replace("blocked", "blocked in I/O wait")), Some("python3:777"));
+        assert_eq!(blocked_task("INFO: task python3:777 blocked on a mutex likely owned by task x:1."), None);
+    }
+
+    /// What is not kept is not found.
+    #[test]
+    fn whatever_a_verdict_looks_for_is_kept() {
+        for nic in &NICS {
+            for words in nic.sick.iter().chain(nic.well) {
+                let line = format!("{} 0000:18:00.0: {words}", nic.driver.trim_end());
+                assert!(is_on_topic(&line), "{line}");
+            }
+        }
+        assert!(is_on_topic("watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3"));
+        assert!(!is_on_topic("Kernel command line: root=/dev/nvidia") && !is_on_topic("usb 1-1: new device"));
+    }
+}
