@@ -107,6 +107,20 @@ pub const IBGDA_BY_GPU: Rule = rule(
     "IBGDA needs PeerMappingOverride=1 of nvidia.ko; later ones have the CPU ring the NIC where that is not set",
     "transport_ib_common.cpp and env_defs.h of NVSHMEM 0c409c02ac81",
 );
+pub const NVSHMEM_NAMES: Rule = rule(
+    "NVSHMEM",
+    None,
+    Some("3.4.5"),
+    "takes devices whose names have mlx5 in them only; 3.4.5 brought NVSHMEM_HCA_PREFIX",
+    "release notes of NVSHMEM 3.4.5; deepseek-ai/DeepEP#386 (3.3.9)",
+);
+pub const IBGDA_MLX5: Rule = rule(
+    "NVSHMEM",
+    None,
+    None,
+    "its transports IBGDA and IBDEVX take devices of mlx5 only",
+    "ibdevx.cpp of NVSHMEM; deepseek-ai/DeepEP#759 (3.4.5)",
+);
 pub const NVSHMEM_PEERS_ONLY: Rule = rule(
     "NVSHMEM",
     None,
@@ -180,6 +194,17 @@ pub const OFED_API: Rule = rule(
     "core/Makefile of mlnx-ofa_kernel 25.10.1.7.1.1",
 );
 
+/// Families of Amazon's instances that have GPUs and EFAs, and hardware that lets no EFA reach GPU memory.
+/// Later ones are not known here.
+pub const EFA_WITHOUT_GPUDIRECT: [&str; 8] = ["g4dn", "g5", "g5g", "g6", "g6e", "gr6", "p3", "p3dn"];
+pub const EFA_FAMILIES: Rule = rule(
+    "EFA",
+    None,
+    None,
+    "the hardware of instances of the families g4dn, g5, g5g, g6, g6e, gr6, p3 and p3dn lets no EFA reach GPU memory; the p family from p4d on does",
+    "aws/aws-ofi-nccl#547, as of August 2025",
+);
+
 /// The drivers of RDMA devices that register dma-bufs: module, and the kernel from which on the
 /// kernel's own driver does.
 pub const DMA_BUF_DRIVERS: [(&str, &str, &str); 6] = [
@@ -195,7 +220,7 @@ pub const DMA_BUF_DRIVERS: [(&str, &str, &str); 6] = [
 pub const NO_DMA_BUF_DRIVERS: [&str; 7] = ["mlx4_ib", "iw_cxgb4", "qedr", "hfi1", "erdma", "rdma_rxe", "siw"];
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 19] = [
+pub const ALL: [&Rule; 22] = [
     &DRIVER_TOO_OLD,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
@@ -205,6 +230,8 @@ pub const ALL: [&Rule; 19] = [
     &UNTRANSLATED,
     &CORE_DMA_BUF,
     &IBGDA_BY_GPU,
+    &NVSHMEM_NAMES,
+    &IBGDA_MLX5,
     &NVSHMEM_PEERS_ONLY,
     &NCCL_PEERS_ONLY,
     &MLX5_UMR,
@@ -215,6 +242,7 @@ pub const ALL: [&Rule; 19] = [
     &DEEPEP_NVSHMEM,
     &NCCL_FORCED_PCIE,
     &OFED_API,
+    &EFA_FAMILIES,
 ];
 
 /// Returns the leading numbers of a version such as `6.12.3-1-amd64`: 6, 12, 3.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The kind of machine that this is. A cure for one kind is none for another, so this is read first.
 
+use crate::facts;
 use crate::kernel;
 use crate::machine::Machine;
 use crate::nvidia;
@@ -234,25 +235,26 @@ fn architecture(root: &Root) -> Option<String> {
     (of("x86_64") || cpu.contains("vendor_id")).then(|| "x86_64".to_owned())
 }
 
-/// Returns what says that this is a virtual machine.
+/// Returns what says that this is a virtual machine. The names are those by which systemd-detect-virt knows
+/// one (`dmi_vendor_table` of src/basic/virt.c), the name that Microsoft gives its guests, Cloud
+/// Hypervisor's, and the one of CloudStack's libvirt domains. The processor's flag tells of others on x86.
 fn virtual_machine(root: &Root) -> Option<String> {
-    const MAKERS: [&str; 16] = [
+    const MAKERS: [&str; 15] = [
         "QEMU",
         "KVM",
-        "VMware",
-        "Xen",
-        "innotek",
+        "KubeVirt",
         "OpenStack",
-        "Nutanix",
+        "VMware",
+        "VMW",
+        "innotek",
+        "VirtualBox",
+        "Xen",
         "Bochs",
         "Parallels",
-        "Red Hat",
+        "BHYVE",
         "Virtual Machine",
-        "VirtualBox",
         "Cloud Hypervisor",
         "CloudStack",
-        "BHYVE",
-        "Droplet",
     ];
     if let Some(kind) = root.line("/sys/hypervisor/type").filter(|kind| !kind.is_empty()) {
         return Some(format!("/sys/hypervisor/type is {kind}"));
@@ -404,6 +406,14 @@ fn is_name_of_vgpu(name: &str) -> bool {
 pub fn takes_by_itself(machine: &Machine, nic: &RdmaDevice) -> bool {
     let p2p = machine.root.line(&format!("/sys/class/infiniband/{}/device/p2p", nic.name)).unwrap_or_default();
     vendor(nic) == Vendor::Efa && p2p.starts_with("NVIDIA")
+}
+
+/// Returns the family of this instance of Amazon's, if its hardware lets no EFA reach GPU memory.
+pub fn family_without_gpudirect(machine: &Machine, nic: &RdmaDevice) -> Option<String> {
+    let dmi = |name: &str| machine.root.line(&format!("/sys/class/dmi/id/{name}")).unwrap_or_default();
+    let product = dmi("product_name");
+    let family = product.split('.').next().filter(|family| facts::EFA_WITHOUT_GPUDIRECT.contains(family))?;
+    (vendor(nic) == Vendor::Efa && dmi("sys_vendor") == "Amazon EC2").then(|| family.to_owned())
 }
 
 /// Returns whether a GPU is GB10's, whose ids go from 2e00 to 2eff.

@@ -42,7 +42,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 87] = [
+const CASES: [Case; 104] = [
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -417,6 +417,104 @@ const CASES: [Case; 87] = [
     ),
     case("public-autoload-drop-in", (0, 0), &["loaded at boot by peermem.conf"], &["nothing loads"]),
     case("public-vm-cloud-hypervisor", (0, 0), &["a virtual machine (Cloud Hypervisor"], &["fix:"]),
+    // Of what comes from containers, and of an OFED that another kernel has.
+    case(
+        "public-core-replaced",
+        (3, 2),
+        &["was built against another RDMA core", "delete the driver pod", "FORCE_REINSTALL=true"],
+        &["make && make install", "make clean", "doca-ofed", "modules-load.d"],
+    ),
+    case(
+        "public-ofed-of-another-kernel",
+        (2, 1),
+        &[
+            "OFED is installed for kernel 6.8.0-31-generic only",
+            "dkms autoinstall -k 7.2.13",
+            "or boot 6.8.0-31-generic",
+        ],
+        &["doca-ofed", "Begin with: make"],
+    ),
+    // Of memory that cannot be pinned: the way to it is too narrow.
+    case(
+        "public-small-bar1",
+        (1, 0),
+        &["256 MiB of BAR1", "registrations of more than 220 MiB together fail", "Resizable BAR"],
+        &["BAR1 is full", "end or shrink"],
+    ),
+    // Of drivers that are known to be bad.
+    case(
+        "public-64k-without-huge-pages",
+        (1, 0),
+        &["#1269", "pages of 64 KiB, by /boot/config-7.2.13", "install driver 580"],
+        &[],
+    ),
+    // Of resets.
+    case(
+        "public-reset-by-operator",
+        (1, 0),
+        &["nvidia-smi -pm 0 in the driver's container", "nvidia.com/gpu.deploy.dcgm=false", "nvidia-smi -r -i N there"],
+        &["systemctl", "fix: nvidia-smi -r"],
+    ),
+    case(
+        "public-reset-beside-drm",
+        (1, 0),
+        &["systemctl stop nvidia-persistenced", "modprobe -r nvidia_drm", "then nvidia-smi -r -i N"],
+        &["nv-fabricmanager"],
+    ),
+    case(
+        "public-reset-with-nvswitch",
+        (1, 0),
+        &["leave nv-fabricmanager running", "reset together (without -i)"],
+        &["nvidia_drm"],
+    ),
+    case(
+        "public-reset-in-guest",
+        (1, 0),
+        &["restart this virtual machine, which resets its GPUs"],
+        &["systemctl", "fix: nvidia-smi", "reboot"],
+    ),
+    case(
+        "public-xid-drain",
+        (1, 0),
+        &["the driver says: Drain P2P", "GPU Recovery Action"],
+        &["nvidia-smi -r", "reboot", "uncontained"],
+    ),
+    // Of GPUs that share the CPU's memory.
+    case(
+        "public-gb10-container",
+        (2, 1),
+        &["in a container", "shares the CPU's memory", "cudaHostAlloc()", "no module is needed"],
+        &["make install", "modprobe nvidia-peermem", "by default: yes"],
+    ),
+    // Of NICs that are elsewhere, or have no way.
+    case(
+        "public-efa-without-gpudirect",
+        (2, 1),
+        &["instances of family g6e lets no EFA reach GPU memory", "use an instance of the p family"],
+        &["doca-ofed", "modprobe nvidia-peermem", "make install", "by default: yes"],
+    ),
+    case(
+        "public-netns-some",
+        (0, 0),
+        &["the RDMA devices of 7 NICs are in other network namespaces", "Run this in the pods", "0000:da:00.0"],
+        &["fix:", "put a NIC into a slot", "NCCL_NET_GDR_LEVEL", "GPUDirect by default: no"],
+    ),
+    case(
+        "public-rdma-switched-off",
+        (1, 0),
+        &["1 NIC has no RDMA device, and others of its kind have one: 0000:da:00.0", "name enable_rdma"],
+        &["put a NIC into a slot", "fix: set NCCL_NET_GDR_LEVEL", "netns"],
+    ),
+    case(
+        "public-named-rails",
+        (0, 0),
+        &["set NVSHMEM_HCA_PREFIX=roce, which 3.4.5 and later know", "rdma dev set roce_rail1 name mlx5_N"],
+        &["fix:"],
+    ),
+    // Of what drivers of NICs write.
+    case("public-nic-recovered", (0, 0), &[], &["not healthy", "fix:"]),
+    case("public-irdma-critical", (1, 0), &["ice reported that 0000:18:00.0 is not healthy"], &["mlxfwreset"]),
+    case("public-bnxt-stalled", (1, 0), &["bnxt_en reported that 0000:18:00.0 is not healthy"], &["mlxfwreset"]),
     // Of the tree before: driver 595 with pages of 64 KiB, a node without the API, coherent memory.
     case("gb200", (1, 0), &["open-gpu-kernel-modules#1269", "install driver 580"], &[]),
     case("no-api", (0, 0), &["has no peer-memory API", "dma-buf: yes, 1 of 1 pair"], &["doca-ofed", "fix:"]),
@@ -568,6 +666,17 @@ fn nvshmem_is_judged_as_its_versions_do() {
     assert!(ibgda.contains(": yes") && ibgda.contains("from 3.4.5 on"), "{ibgda}");
     let by_gpu = said("env NVSHMEM_IB_ENABLE_IBGDA=1 NVSHMEM_IBGDA_NIC_HANDLER=gpu ./t");
     assert!(by_gpu.contains(": no") && by_gpu.contains("PeerMappingOverride=1"), "{by_gpu}");
+    // IBGDA is for mlx5, whatever its devices are called (deepseek-ai/DeepEP#759).
+    for (tree, line, wanted) in [
+        ("public-irdma", "env NVSHMEM_IB_ENABLE_IBGDA=1 ./t", ": no, GPU"),
+        ("public-irdma", "env NVSHMEM_REMOTE_TRANSPORT=ibgda ./t", ": no, GPU"),
+        ("public-irdma", "./t", ": yes"),
+        ("public-named-rails", "env NVSHMEM_IB_ENABLE_IBGDA=1 ./t", ": yes"),
+        ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=gpunetio ./t", ": unknown"),
+    ] {
+        let said = of_command(tree, "consumers.nvshmem", &line.split(' ').collect::<Vec<_>>()).1;
+        assert!(said.contains(wanted), "{tree} {line}: {said}");
+    }
     for (mapping, wanted) in [("mlx5_1:1:2", false), ("mlx5_0:1:2", true), ("mlx5_7:1:1,mlx5_0:1:1", true)] {
         let said = said(&format!("env NVSHMEM_ENABLE_NIC_PE_MAPPING=1 NVSHMEM_HCA_PE_MAPPING={mapping} ./t"));
         assert_eq!(said.contains(": yes"), wanted, "{mapping}: {said}");

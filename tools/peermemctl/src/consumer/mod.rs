@@ -13,9 +13,13 @@ use crate::environment::Environment;
 use crate::machine::Machine;
 use crate::pci::{Device, Distance};
 use crate::rdma::RdmaDevice;
+use crate::setting;
 use crate::way::{self, Judged, Way};
 use schemars::JsonSchema;
 use serde::Serialize;
+
+/// The cure where a NIC, or the lack of one, is the cause.
+pub const BY_RDMA: &str = "what [fabric.rdma] says";
 
 /// A program, and its rule.
 pub struct Consumer {
@@ -130,6 +134,23 @@ pub enum Does {
 impl Consumer {
     /// Returns what the program does with a GPU and a NIC.
     pub fn does(&self, pairing: &Pairing, machine: &Machine, environment: &Environment) -> Does {
+        match self.does_here(pairing, machine, environment) {
+            Does::Copies(refusal) => {
+                match hardware::nearer_without_device(machine, pairing.gpu, pairing.distance) {
+                    // The program may be where that is.
+                    Some(nic) if machine.setting.rdma_by_namespace => Does::Unknown(format!(
+                        "the nearer NIC {} has its RDMA device in another network namespace; here {}",
+                        nic.address, refusal.because
+                    )),
+                    Some(_) => Does::Copies(Refusal { set: Some(BY_RDMA.to_owned()), ..refusal }),
+                    None => Does::Copies(refusal),
+                }
+            }
+            does => does,
+        }
+    }
+
+    fn does_here(&self, pairing: &Pairing, machine: &Machine, environment: &Environment) -> Does {
         let can = |way| way::possible(machine, pairing.gpu, pairing.nic, way);
         let does = match (self.registers)(machine, environment, &can(Way::DmaBuf)) {
             Registers::By(way, seen) => {
@@ -185,6 +206,9 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     let gpu = pairing.gpu;
     if let Some((_, cure)) = machine.gpu_class(gpu).refusal() {
         return Some(cure.to_owned());
+    }
+    if setting::family_without_gpudirect(machine, pairing.nic).is_some() {
+        return Some(BY_RDMA.to_owned());
     }
     let is_foreign = gpu.driver.as_deref().is_some_and(|driver| driver != "nvidia");
     if is_foreign || hardware::is_gone(machine, gpu) {

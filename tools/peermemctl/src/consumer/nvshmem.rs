@@ -18,6 +18,9 @@ pub const NVSHMEM: Consumer = Consumer {
     name: "NVSHMEM",
     source: "nvshmemt_ib_common_nv_peer_mem_available in src/modules/transport/common/transport_ib_common.cpp, and env_defs.h beside it, of NVSHMEM 0c409c02ac81",
     unsure: |environment| {
+        if environment.get("NVSHMEM_REMOTE_TRANSPORT") == Some("gpunetio") {
+            return Some("NVSHMEM_REMOTE_TRANSPORT=gpunetio (from 3.7 on) is a transport that is not judged here".to_owned());
+        }
         let value = environment.get("NVSHMEM_REMOTE_TRANSPORT").filter(|value| ["ucx", "libfabric"].contains(value))?;
         Some(format!("NVSHMEM_REMOTE_TRANSPORT={value} has it register as {value} does, which is judged by itself"))
     },
@@ -39,6 +42,14 @@ pub const NVSHMEM: Consumer = Consumer {
                 because: "NVSHMEM_REMOTE_TRANSPORT=none leaves no NIC".to_owned(),
                 set: Some("unset NVSHMEM_REMOTE_TRANSPORT".to_owned()),
                 seen,
+            });
+        }
+        let module = pairing.nic.module.as_deref().unwrap_or("another driver");
+        if let Some((asked, unset)) = mlx5_transport(environment).filter(|_| module != "mlx5_ib") {
+            return Some(Refusal {
+                because: format!("{asked} takes devices of mlx5 only, and {nic} is one of {module} ({})", facts::IBGDA_MLX5.source),
+                set: Some(format!("unset {unset}: the default transport IBRC takes it")),
+                seen: format!("{seen}; driver of the NIC"),
             });
         }
         let mapped = environment.says_yes("NVSHMEM_ENABLE_NIC_PE_MAPPING");
@@ -82,6 +93,15 @@ pub const NVSHMEM: Consumer = Consumer {
     },
 };
 
+/// Returns the variable that has NVSHMEM take a transport for mlx5 devices only, and its name.
+fn mlx5_transport(environment: &Environment) -> Option<(String, &'static str)> {
+    const TRANSPORT: &str = "NVSHMEM_REMOTE_TRANSPORT";
+    const IBGDA: &str = "NVSHMEM_IB_ENABLE_IBGDA";
+    let named = environment.get(TRANSPORT).filter(|value| ["ibgda", "ibdevx"].contains(value));
+    let named = named.map(|value| (format!("{TRANSPORT}={value}"), TRANSPORT));
+    named.or_else(|| environment.says_yes(IBGDA).then(|| (format!("{IBGDA}=1"), IBGDA)))
+}
+
 /// Returns whether NVSHMEM_HCA_PREFIX takes a device: names that begin so, or with `^` all others.
 fn has_prefix(prefix: &str, nic: &str) -> bool {
     match prefix.strip_prefix('^') {
@@ -102,7 +122,8 @@ pub fn by_version(machine: &Machine, environment: &Environment, nics: &[&str]) -
     let other = nics.iter().find(|nic| !nic.starts_with("mlx5"));
     if let (Some(nic), None) = (other, environment.get("NVSHMEM_HCA_PREFIX")) {
         let letters: String = nic.chars().take_while(char::is_ascii_alphabetic).collect();
-        notes.push(format!("versions that have no ^smi as the default of NVSHMEM_HCA_PREFIX take mlx5* only, not {nic}: set NVSHMEM_HCA_PREFIX={letters}"));
+        let first = facts::NVSHMEM_NAMES.before.unwrap_or_default();
+        notes.push(format!("versions that have no ^smi as the default of NVSHMEM_HCA_PREFIX take mlx5* only, not {nic}: set NVSHMEM_HCA_PREFIX={letters}, which {first} and later know; before, give the device such a name (rdma dev set {nic} name mlx5_N)"));
     }
     if environment.says_yes("NVSHMEM_IB_ENABLE_IBGDA") && environment.get("NVSHMEM_IBGDA_NIC_HANDLER").is_none() {
         let params = nvidia::params(machine.root);

@@ -4,7 +4,7 @@
 use super::module;
 use crate::check::{Check, Kind, Level};
 use crate::facts;
-use crate::kernel::modules_dir;
+use crate::kernel::{self, modules_dir};
 use crate::machine::{Machine, REGISTER};
 use crate::module_file::{self, ModuleFile};
 use crate::nvidia::Flavour;
@@ -88,7 +88,11 @@ fn no_need(nic: &RdmaDevice) -> Option<String> {
     let name = &nic.name;
     match vendor(nic) {
         Vendor::Efa => {
-            Some(format!("{name} is an EFA: it needs no nvidia-peermem; its driver takes GPU memory by dma-buf"))
+            // aws/aws-ofi-nccl#861
+            let plugin = "NCCL's plugin aws-ofi-nccl does so with EFAs of the fourth generation on, and needs Amazon's own driver for the others";
+            Some(format!(
+                "{name} is an EFA: it needs no nvidia-peermem; its driver takes GPU memory by dma-buf ({plugin})"
+            ))
         }
         Vendor::NeverAsks => {
             let module = nic.module.as_deref().unwrap_or("its driver");
@@ -111,7 +115,16 @@ pub(super) fn api_cure(machine: &Machine) -> String {
         _ => Some("use dma-buf".to_owned()),
     };
     let or = dma_buf.as_ref().map_or(String::new(), |dma_buf| format!(", or {dma_buf}"));
-    if has(Vendor::Mellanox) || machine.rdma.is_empty() || has(Vendor::Software) && machine.rdma.len() == 1 {
+    let release = machine.release.as_deref().unwrap_or_default();
+    // Mellanox/nv_peer_memory#39 and #79: a kernel that was updated after OFED was installed.
+    let others = match has(Vendor::Mellanox) {
+        true => kernel::others_that_export(machine.root, release, REGISTER),
+        false => Vec::new(),
+    };
+    if let Some(last) = others.last() {
+        let for_others = others.join(", ");
+        format!("OFED is installed for kernel {for_others} only: build it for this one (dkms autoinstall -k {release}, with that kernel's headers; without DKMS install it again), or boot {last}{or}")
+    } else if has(Vendor::Mellanox) || machine.rdma.is_empty() || has(Vendor::Software) && machine.rdma.len() == 1 {
         format!("install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel{or}")
     } else if has(Vendor::Broadcom) {
         format!("install Broadcom's own bnxt_re with its ib_peer_mem (its driver bundle){or}")

@@ -73,7 +73,8 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
             )
             .seen(refusal.seen),
         };
-        Some(check)
+        let follows = check.fix.as_ref().is_some_and(|fix| fix == consumer::BY_RDMA);
+        Some(Check { follows: follows.then_some("fabric.rdma").or(check.follows), ..check })
     };
     let mut checks: Vec<Check> = gpus.into_iter().filter_map(of_gpu).collect();
     if consumer.id == "consumers.nvshmem" {

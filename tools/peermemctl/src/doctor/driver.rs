@@ -26,14 +26,14 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
             format!("{what}; older than {oldest}, the oldest this module is written for"),
             format!("install driver {oldest} or later with its open kernel modules (package nvidia-open)"),
         )
-    } else if holds(&facts::DRIVER_64K) && super::limits::page_kib(machine.root) == Some(64) {
+    } else if let Some((64, seen)) = super::limits::page_kib(machine).filter(|_| holds(&facts::DRIVER_64K)) {
         let rule = facts::DRIVER_64K;
         Check::warn(
             "driver.version",
             format!("{what}; {}: {} ({})", rule.range(), rule.what, rule.source),
             "install driver 580, or boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k)",
         )
-        .seen("pages of 64 KiB, by /sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+        .seen(format!("pages of 64 KiB, by {seen}"))
     } else {
         Check::ok("driver.version", what)
     };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 8: the way between GPUs and NICs.
 
+use super::hardware;
 use crate::check::{Check, Kind};
 use crate::facts;
 use crate::machine::Machine;
@@ -40,13 +41,13 @@ fn nodes(machine: &Machine) -> Option<Check> {
     })
 }
 
-fn hardware<'a>(machine: &'a Machine) -> Vec<(&'a RdmaDevice, &'a Device)> {
+fn nics<'a>(machine: &'a Machine) -> Vec<(&'a RdmaDevice, &'a Device)> {
     machine.rdma.iter().filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?))).collect()
 }
 
 /// NICs and GPUs, NICs that are software over a network interface too: sort, name, PCI function.
 fn with_software<'a>(machine: &'a Machine) -> Vec<(Kind, &'a str, &'a Device)> {
-    let nics = hardware(machine).into_iter().map(|(device, nic)| (Kind::Nic, device.name.as_str(), nic));
+    let nics = nics(machine).into_iter().map(|(device, nic)| (Kind::Nic, device.name.as_str(), nic));
     nics.chain(machine.gpus().into_iter().map(|gpu| (Kind::Gpu, gpu.address.as_str(), gpu))).collect()
 }
 
@@ -79,7 +80,7 @@ fn ways(machine: &Machine) -> Vec<Check> {
     const ID: &str = "fabric.distance";
     let mut checks = Vec::new();
     for gpu in machine.gpus() {
-        let nearest = hardware(machine)
+        let nearest = nics(machine)
             .into_iter()
             .map(|(device, nic)| (gpu.way_to(nic), device))
             .min_by_key(|(way, _)| way.distance);
@@ -104,6 +105,10 @@ fn ways(machine: &Machine) -> Vec<Check> {
                 Check::ok(ID, format!("{what}, by the coherent link (NVLink-C2C) that it has to the CPU")),
                 format!("have a NIC at the CPU that they have a coherent link to (NVLink-C2C, {text})"),
             ),
+            distance if hardware::nearer_without_device(machine, gpu, distance).is_some() => (
+                Check::skip(ID, format!("{what}; a nearer one has no RDMA device here, which [fabric.rdma] names")),
+                format!("have a nearer NIC ({text}) than that, which has no RDMA device here and is named by [fabric.rdma]"),
+            ),
             Distance::Node | Distance::Sys if machine.setting.virtual_machine.is_some() => (
                 Check::skip(ID, format!("{what}; in a virtual machine such distances are the hypervisor's, not the hardware's")),
                 format!("have no NIC nearby ({text}); in a virtual machine such distances are the hypervisor's, not the hardware's"),
@@ -127,7 +132,7 @@ fn ways(machine: &Machine) -> Vec<Check> {
 fn redirected(machine: &Machine, gpu: &Device) -> Option<Check> {
     const ID: &str = "fabric.acs";
     let ways: Vec<_> =
-        hardware(machine).into_iter().map(|(_, nic)| gpu.way_to(nic)).filter(pci::Way::shares_a_switch).collect();
+        nics(machine).into_iter().map(|(_, nic)| gpu.way_to(nic)).filter(pci::Way::shares_a_switch).collect();
     let mut bridges: Vec<&String> = ways.iter().flat_map(|way| &way.between).collect();
     bridges.sort();
     bridges.dedup();

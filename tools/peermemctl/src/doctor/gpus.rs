@@ -16,6 +16,9 @@ const RESERVE: u64 = 36 << 20;
 /// What a pin takes at least.
 const GRANULE: u64 = 64 << 10;
 
+/// A BAR1 up to this size holds no buffer of today's programs.
+const SMALL: u64 = 256 << 20;
+
 /// The check of BAR1.
 const ID: &str = "gpus.bar1";
 
@@ -141,6 +144,14 @@ fn judged(machine: &Machine, gpu: &Device, total: u64, used: u64, pinned: Option
         let brief = format!("GPU {}: BAR1 has {larger} left", gpu.address);
         let message = format!("{what}: {kept}, so a registration of more than {larger} fails");
         (Check::warn(ID, message, room(machine)).brief(brief), "have little room left in BAR1")
+    } else if total <= SMALL && gpu.vendor == nvidia::NVIDIA && machine.gpu_class(gpu).refusal().is_none() {
+        // Mellanox/nv_peer_memory#101: "it will return NULL" beyond that on a T4.
+        let larger = text::bytes(usable);
+        let brief = format!("GPU {}: BAR1 has {} only", gpu.address, text::bytes(total));
+        let message =
+            format!("{what}: this board's BAR1 is that small, so registrations of more than {larger} together fail");
+        let fix = format!("register less at once; or {}, if the board can", machine.setting.larger_bar());
+        (Check::warn(ID, message, fix).brief(brief), "have a small BAR1: registrations of much memory fail")
     } else {
         (Check::ok(ID, what), "have room in BAR1")
     };

@@ -3,10 +3,12 @@
 
 use super::log;
 use crate::check::{Check, Kind};
+use crate::facts;
 use crate::machine::Machine;
-use crate::pci::{self, Device};
+use crate::pci::{self, Device, Distance};
 use crate::rdma::RdmaDevice;
-use crate::setting::GpuClass;
+use crate::setting::{self, GpuClass};
+use crate::text;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = match machine.gpus().as_slice() {
@@ -15,9 +17,85 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     };
     match machine.rdma.as_slice() {
         [] => checks.push(no_device(machine)),
-        devices => checks.extend(devices.iter().map(|device| ports(machine, device))),
+        devices => {
+            checks.extend(devices.iter().map(|device| ports(machine, device)));
+            checks.extend(without_device(machine));
+            checks.extend(of_family(machine));
+        }
     }
     checks
+}
+
+/// Returns the NICs that have no RDMA device here, although their driver, whose module is loaded, makes
+/// one for each.
+fn nics_without_device<'a>(machine: &'a Machine) -> Vec<&'a Device> {
+    let is_known = |nic: &&Device| {
+        let module = module_of(nic).filter(|module| is_sure(module));
+        let has_driver = nic.driver.as_deref().is_some_and(|driver| driver != "vfio-pci");
+        has_driver && module.is_some_and(|module| machine.modules.contains_key(module))
+    };
+    let has_device = |nic: &&Device| machine.rdma.iter().any(|device| device.pci.as_deref() == Some(&nic.address));
+    machine.devices.iter().filter(is_known).filter(|nic| !has_device(nic)).collect()
+}
+
+/// Returns a NIC that is nearer to a GPU than that, and has no RDMA device here.
+pub fn nearer_without_device<'a>(machine: &'a Machine, gpu: &Device, than: Distance) -> Option<&'a Device> {
+    let nics = missing(machine).into_iter();
+    nics.min_by_key(|nic| gpu.way_to(nic).distance).filter(|nic| gpu.way_to(nic).distance < than)
+}
+
+/// Returns the NICs that should have an RDMA device here, and have none: all, where devices are seen in
+/// their own network namespace only, else those whose like has one.
+fn missing<'a>(machine: &'a Machine) -> Vec<&'a Device> {
+    let alike = |nic: &&Device| {
+        let same = |other: &Device| (other.vendor, other.device) == (nic.vendor, nic.device);
+        machine.rdma.iter().filter_map(|device| machine.pci(device.pci.as_deref()?)).any(same)
+    };
+    nics_without_device(machine).into_iter().filter(|nic| machine.setting.rdma_by_namespace || alike(nic)).collect()
+}
+
+/// Names NICs that have no RDMA device here while others have one: they are with pods, or were lost there
+/// (kubernetes-sigs/dranet#177), or their driver did not make one.
+fn without_device(machine: &Machine) -> Option<Check> {
+    const ID: &str = "fabric.rdma";
+    let by_namespace = machine.setting.rdma_by_namespace;
+    let missing = missing(machine);
+    let first = missing.first()?;
+    let names = missing.iter().map(|nic| nic.address.as_str()).collect::<Vec<_>>().join(", ");
+    let seen = "/sys/class/infiniband, /sys/bus/pci/devices";
+    if by_namespace {
+        let (have, driver) = (text::count(missing.len(), "NIC"), first.driver.as_deref().unwrap_or_default());
+        let rebind = machine.setting.on_host(&format!(
+            "echo ADDRESS > /sys/bus/pci/drivers/{driver}/unbind && echo ADDRESS > /sys/bus/pci/drivers/{driver}/bind"
+        ));
+        let what = format!("the RDMA devices of {have} are in other network namespaces (ib_core netns_mode=N), and are not judged here: {names}. Run this in the pods that have them; if a pod has ended and its device did not come back: {rebind}");
+        return Some(Check::skip(ID, what).seen(seen).seen("N in /sys/module/ib_core/parameters/netns_mode"));
+    }
+    let have = match missing.as_slice() {
+        [_] => "1 NIC has no RDMA device, and others of its kind have one".to_owned(),
+        many => format!("{} have no RDMA device, and others of their kind have one", text::count(many.len(), "NIC")),
+    };
+    let module = module_of(first).unwrap_or_default();
+    let fix = format!(
+        "devlink dev param show pci/{0} name enable_rdma tells whether it was switched off (enable_roce on some); else dmesg | grep -E '{module}|{0}' says why there is none",
+        first.address
+    );
+    Some(Check::warn(ID, format!("{have}: {names}"), fix).seen(seen))
+}
+
+/// Says of an instance of Amazon's that its EFAs reach no GPU memory, if there is no other NIC.
+fn of_family(machine: &Machine) -> Option<Check> {
+    let mut families = machine.rdma.iter().map(|nic| setting::family_without_gpudirect(machine, nic));
+    let first = families.next()??;
+    families.all(|family| family.is_some()).then(|| {
+        Check::fail(
+            "fabric.rdma",
+            format!("the hardware of instances of family {first} lets no EFA reach GPU memory"),
+            "use an instance of the p family, p4d or later; here programs copy through host memory, and nothing has to be installed for that",
+        )
+        .seen("product_name in /sys/class/dmi/id")
+        .seen(facts::EFA_FAMILIES.source)
+    })
 }
 
 fn no_gpu(machine: &Machine) -> Check {
@@ -101,18 +179,24 @@ const VENDORS: [(u16, &str); 7] = [
     (0x8086, "irdma"),
 ];
 
+/// Returns the module of a NIC's RDMA device, if it has one.
+fn module_of(nic: &Device) -> Option<&'static str> {
+    // Class 02 is network, 0207 InfiniBand.
+    let vendor = VENDORS.iter().find(|(vendor, _)| *vendor == nic.vendor && nic.kind() >> 8 == 2);
+    vendor.map(|(_, module)| *module)
+}
+
+/// Each of Intel's and Amazon's network cards is of these vendors, RDMA or not.
+fn is_sure(module: &str) -> bool {
+    !["irdma", "efa", "erdma"].contains(&module)
+}
+
 fn no_device(machine: &Machine) -> Check {
     const ID: &str = "fabric.rdma";
     let message = "there is no RDMA device";
     let seen = "/sys/class/infiniband is empty";
-    // Class 02 is network, 0207 InfiniBand.
-    let of = |device: &Device| {
-        let vendor = VENDORS.iter().find(|(vendor, _)| *vendor == device.vendor && device.kind() >> 8 == 2);
-        vendor.map(|(_, module)| *module)
-    };
-    // Each of Intel's and Amazon's network cards is of these vendors, RDMA or not.
-    let sure = |module: &str| !["irdma", "efa", "erdma"].contains(&module);
-    let nics: Vec<(&Device, &str)> = machine.devices.iter().filter_map(|device| Some((device, of(device)?))).collect();
+    let nics: Vec<(&Device, &str)> =
+        machine.devices.iter().filter_map(|device| Some((device, module_of(device)?))).collect();
     let loaded = |module: &str| machine.modules.contains_key(module);
     let setting = &machine.setting;
     if let Some((nic, module)) = nics.iter().find(|(_, module)| loaded(module)) {
@@ -138,7 +222,7 @@ fn no_device(machine: &Machine) -> Check {
         );
         return Check::fail(ID, what, fix).seen(seen).seen(format!("{module} in /proc/modules"));
     }
-    if let Some((nic, module)) = nics.iter().find(|(_, module)| sure(module)) {
+    if let Some((nic, module)) = nics.iter().find(|(_, module)| is_sure(module)) {
         let what = format!("{message}, although there is a NIC that may be one: {} ({})", nic.address, nic.name());
         let fix = match setting.ofed_container {
             true => "the RDMA core of this node comes from a container: delete the pod of the network operator's driver, which loads its drivers again".to_owned(),

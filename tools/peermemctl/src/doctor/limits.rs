@@ -15,7 +15,7 @@ const CAP_IPC_LOCK: u64 = 1 << 14;
 const ENOUGH: u64 = 64 << 30;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
-    let mut checks: Vec<Check> = pages(machine.root).into_iter().collect();
+    let mut checks: Vec<Check> = pages(machine).into_iter().collect();
     checks.push(login(machine));
     checks.extend(processes(machine.root));
     checks.extend(devices(machine.root));
@@ -26,21 +26,49 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
 
 const HUGE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
 
-/// Returns the kernel's page size in KiB, where huge pages tell it: a table of pages is a page of
-/// eight-byte entries, and a huge page is what one of them covers.
-pub fn page_kib(root: &Root) -> Option<u32> {
-    match root.line(HUGE)?.as_str() {
-        "2097152" => Some(4),
-        "33554432" => Some(16),
-        "536870912" => Some(64),
+/// Returns the kernel's page size in KiB and where that was read. Huge pages tell it: a table of pages is a
+/// page of eight-byte entries, and a huge page is what one of them covers. Kernels without huge pages have
+/// it in their configuration, or in their name: 6.8.0-1015-nvidia-64k, 5.14.0-503.el9.aarch64+64k.
+pub fn page_kib(machine: &Machine) -> Option<(u32, String)> {
+    let root = machine.root;
+    let by_huge = match root.line(HUGE).as_deref() {
+        Some("2097152") => Some(4),
+        Some("33554432") => Some(16),
+        Some("536870912") => Some(64),
         _ => None,
+    };
+    if let Some(page) = by_huge {
+        return Some((page, HUGE.to_owned()));
     }
+    let release = machine.release.as_deref()?;
+    let by_configuration = || {
+        let (file, text) = kernel::configuration(root, release)?;
+        let has = |page: u32| text.lines().any(|line| line == format!("CONFIG_ARM64_{page}K_PAGES=y"));
+        Some(([4, 16, 64].into_iter().find(|page| has(*page))?, file))
+    };
+    let by_name = || {
+        let ends = |page: u32| {
+            let word = format!("{page}k");
+            ["", "-debug"].iter().any(|more| {
+                release
+                    .strip_suffix(more)
+                    .and_then(|name| name.strip_suffix(&word))
+                    .is_some_and(|name| name.ends_with(['-', '+']))
+            })
+        };
+        Some(([16, 64].into_iter().find(|page| ends(*page))?, "/proc/sys/kernel/osrelease".to_owned()))
+    };
+    by_configuration().or_else(by_name)
 }
 
-fn pages(root: &Root) -> Option<Check> {
-    let page = page_kib(root)?;
-    let what = format!("the kernel has pages of {page} KiB: locked memory is counted in them");
-    Some(Check::ok("limits.pages", what).seen(HUGE))
+fn pages(machine: &Machine) -> Option<Check> {
+    let (page, seen) = page_kib(machine)?;
+    let aligned = match page {
+        4 => String::new(),
+        _ => format!("; a program that registers a dma-buf has to export it from a multiple of {page} KiB on (docs/doctor.md, \"A dma-buf is refused\")"),
+    };
+    let what = format!("the kernel has pages of {page} KiB: locked memory is counted in them{aligned}");
+    Some(Check::ok("limits.pages", what).seen(seen))
 }
 
 /// Returns the limit of locked memory of a process, `None` in it for no limit; `None` where that
@@ -118,13 +146,18 @@ fn allowed(root: &Root) -> Option<(String, String)> {
     groups.into_iter().next().or(services)
 }
 
-/// Batch systems other than Slurm, by their control groups: jobs have the limit of the daemon that starts
-/// them.
+/// Batch systems other than Slurm, by their control groups: a job has the limit of the daemon that starts it,
+/// as each child has its parent's. Grid Engine has parameters for it (execd_params of sge_conf(5)); LSF
+/// passes on other limits of the user by `bsub -ul`, and not this one (IBM's description of that option).
+/// How the units of the others are called differs, and `ps` tells.
 pub const BATCH: [(&str, &str); 4] = [
-    ("pbs", "PBS: LimitMEMLOCK=infinity in the unit of pbs_mom (pbs.service), then restart it"),
-    ("lsf", "LSF: LimitMEMLOCK=infinity in the unit that starts sbatchd, then restart it"),
+    ("pbs", "PBS: LimitMEMLOCK=infinity in the unit that starts pbs_mom (ps -o unit= -C pbs_mom), then restart it"),
+    ("lsf", "LSF: LimitMEMLOCK=infinity in the unit that starts sbatchd (ps -o unit= -C sbatchd), then restart it"),
     ("sge", "Grid Engine: S_MEMORYLOCKED=infinity,H_MEMORYLOCKED=infinity in execd_params (qconf -mconf)"),
-    ("condor", "HTCondor: LimitMEMLOCK=infinity in condor.service, then restart it"),
+    (
+        "condor",
+        "HTCondor: LimitMEMLOCK=infinity in the unit that starts condor_master (ps -o unit= -C condor_master), then restart it",
+    ),
 ];
 
 /// Judges by the limit that this process has. Files say what others get, or why this one did not get it.
@@ -361,4 +394,34 @@ fn devices(root: &Root) -> Option<Check> {
     }
     let seen = all.join(", ");
     (!all.is_empty()).then(|| Check::ok(ID, "the device nodes of GPUs and NICs may be opened").seen(seen))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kernels whose page is not 4 KiB, by whatever tells it.
+    #[test]
+    fn the_size_of_a_page_is_read_where_it_stands() {
+        let page = |release: &str, files: &[(&str, &str)]| {
+            let dir = tempfile::tempdir().unwrap();
+            let all = [("proc/sys/kernel/osrelease", release)].into_iter().chain(files.iter().copied());
+            for (path, text) in all {
+                let path = dir.path().join(path);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, text).unwrap();
+            }
+            let root = Root::new(dir.path());
+            page_kib(&Machine::look(&root)).map(|(page, _)| page)
+        };
+        let huge = "sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
+        assert_eq!(page("6.8.0-64k", &[(huge, "2097152\n")]), Some(4));
+        assert_eq!(page("6.8.0", &[(huge, "536870912\n")]), Some(64));
+        assert_eq!(page("6.8.0", &[("boot/config-6.8.0", "CONFIG_ARM64_64K_PAGES=y\n")]), Some(64));
+        assert_eq!(page("6.8.0-1015-nvidia-64k", &[]), Some(64));
+        assert_eq!(page("5.14.0-503.11.1.el9_5.aarch64+64k", &[]), Some(64));
+        assert_eq!(page("5.14.0-503.11.1.el9_5.aarch64+64k-debug", &[]), Some(64));
+        assert_eq!(page("6.8.0-1015-nvidia", &[]), None);
+        assert_eq!(page("6.8.0-164k", &[]), None);
+    }
 }

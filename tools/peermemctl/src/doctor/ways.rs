@@ -281,7 +281,10 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
     let by_nic = works(Way::PeerMemory) && machine.rdma.iter().all(|nic| setting::takes_by_itself(machine, nic));
     let gpus = machine.gpus();
     let only_own = gpus.is_empty() && machine.setting.tegra;
-    let in_vain = only_own || !gpus.is_empty() && gpus.iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
+    let no_gpu_can = !gpus.is_empty() && gpus.iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
+    let is_of_family = |nic| setting::family_without_gpudirect(machine, nic).is_some();
+    let no_nic_can = !machine.rdma.is_empty() && machine.rdma.iter().all(is_of_family);
+    let in_vain = only_own || no_gpu_can || no_nic_can;
     for check in sections.iter_mut().flat_map(|section| &mut section.checks).filter(|check| check.is_finding()) {
         let of_peer_memory =
             way::of_peer_memory(check.id) || ["limits.autoload", "consumers.operator"].contains(&check.id);
