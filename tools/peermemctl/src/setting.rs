@@ -410,10 +410,13 @@ pub fn takes_by_itself(machine: &Machine, nic: &RdmaDevice) -> bool {
 
 /// Returns the family of this instance of Amazon's, if its hardware lets no EFA reach GPU memory.
 pub fn family_without_gpudirect(machine: &Machine, nic: &RdmaDevice) -> Option<String> {
+    if vendor(nic) != Vendor::Efa {
+        return None;
+    }
     let dmi = |name: &str| machine.root.line(&format!("/sys/class/dmi/id/{name}")).unwrap_or_default();
     let product = dmi("product_name");
     let family = product.split('.').next().filter(|family| facts::EFA_WITHOUT_GPUDIRECT.contains(family))?;
-    (vendor(nic) == Vendor::Efa && dmi("sys_vendor") == "Amazon EC2").then(|| family.to_owned())
+    (dmi("sys_vendor") == "Amazon EC2").then(|| family.to_owned())
 }
 
 /// Returns whether a GPU is GB10's, whose ids go from 2e00 to 2eff.
