@@ -84,7 +84,8 @@ fn transports(list: &str, whose: &str) -> Option<Refusal> {
 /// Returns what other versions of UCX than the one whose rules are known do here.
 pub fn by_version(machine: &Machine) -> Vec<String> {
     let rule = &facts::UCX_PEERS_ONLY;
-    let by_module = machine.loaded.is_some() && !machine.dma_buf();
+    // These versions know no dma-buf, so what the machine offers of that does not matter.
+    let by_module = machine.loaded.is_some();
     let no_peers = !machine.root.exists("/sys/kernel/mm/memory_peers/nv_mem/version");
     let note = || format!("{} {} looks only at /sys/kernel/mm/memory_peers, and copies here", rule.of, rule.range());
     (by_module && no_peers).then(note).into_iter().collect()
