@@ -19,6 +19,9 @@ esac
 mapfile -t kernels < <(apt_private apt-cache search --names-only "^linux-headers-$flavour-$arch\$" |
 	sed "s/^linux-headers-\(.*\)-$arch .*/\1/" | sort -V | tail -n $count)
 old=${kernels[0]} new=${kernels[-1]}
+# mmdebstrap mounts /proc and /sys inside, and leaves them where it is killed.
+findmnt --raw --noheadings --output TARGET | awk -v root="$(realpath "$OUT")/root/" 'index($0, root) == 1' | sort -r |
+	xargs --no-run-if-empty umount --lazy
 rm -rf "$OUT/root"
 mkdir -p "$OUT"
 # tiny-initramfs: nobody boots this, and others take half a minute for each kernel.
