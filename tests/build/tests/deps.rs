@@ -75,7 +75,10 @@ fn a_crate_that_does_not_come_is_named() {
 #[test]
 fn a_network_that_is_down() {
     let dir = TempDir::new().expect("temporary folder");
-    let outcome = deps(dir.path(), "echo 'error: failed to download: no route to host' >&2; exit 101");
+    let outcome = deps(
+        dir.path(),
+        "echo 'error: failed to download replaced source registry\n\nCaused by:\n  no route to host' >&2; exit 101",
+    );
     assert!(!outcome.ok && outcome.text.contains("no route to host"), "{}", outcome.text);
     assert!(
         outcome.text.contains("could not be fetched") && outcome.text.contains("source archive"),
