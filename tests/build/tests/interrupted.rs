@@ -13,7 +13,9 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 fn script(dir: &Path, file: &str, words: &[&str]) -> Command {
-    let mut command = Command::new(repository().join(file));
+    // A shell has what it starts in the background ignore Ctrl-C, and so all that this starts.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=INT").arg(repository().join(file));
     let path = std::env::var("PATH").expect("PATH");
     command.args(words).current_dir(repository()).env("PATH", format!("{}/bin:{path}", dir.display()));
     command.env("DIR", dir).env("NVPM_CACHE", dir.join("cache")).env("TMPDIR", dir).env("OUT", dir.join("out"));

@@ -16,8 +16,13 @@ fn lab(dir: &Path, words: &[&str]) -> Command {
     let manifest = dir.join("ci/qemu/lab/Cargo.toml");
     fs::create_dir_all(manifest.parent().unwrap()).unwrap();
     fs::write(manifest, "").unwrap();
-    let mut lab = Command::new(env!("CARGO_BIN_EXE_lab"));
-    lab.args(words).current_dir(dir).env("NVPM_CACHE", dir.join("cache")).env("DIR", dir);
+    // A shell has what it starts in the background ignore Ctrl-C, and so all that this starts.
+    let mut lab = Command::new("env");
+    lab.args(["--default-signal=INT", env!("CARGO_BIN_EXE_lab")])
+        .args(words)
+        .current_dir(dir)
+        .env("NVPM_CACHE", dir.join("cache"))
+        .env("DIR", dir);
     lab.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     lab
 }
