@@ -703,27 +703,34 @@ fn a_limit_below_64_gib_is_a_warning() {
     }
 }
 
-/// The processor time that `status` and `failures` take, which no busy machine stretches.
-#[test]
+/// Returns the processor time of a command, in microseconds.
 #[expect(clippy::zombie_processes, reason = "wait4() waits for it")]
+fn processor_time(tree: &str, command: &str) -> i64 {
+    let child = Command::new(env!("CARGO_BIN_EXE_peermemctl"))
+        .arg("--root")
+        .arg(unpacked(tree))
+        .arg(command)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    // SAFETY: Zeroes are a valid rusage, which is all that wait4() writes; the child is this
+    // test's, and nobody waits for it.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        let pid = libc::pid_t::try_from(child.id()).unwrap();
+        assert_eq!(libc::wait4(pid, std::ptr::null_mut(), 0, &raw mut usage), pid);
+        usage
+    };
+    [usage.ru_utime, usage.ru_stime].iter().map(|time| time.tv_sec * 1_000_000 + time.tv_usec).sum()
+}
+
+/// The processor time of `status` and `failures`. What else runs takes caches away, and makes some runs
+/// longer: the shortest counts.
+#[test]
 fn status_takes_a_fifth_of_a_second() {
     for (tree, command) in [("hgx", "status"), ("bar1-refused", "status"), ("bar1-refused", "failures")] {
-        let child = Command::new(env!("CARGO_BIN_EXE_peermemctl"))
-            .arg("--root")
-            .arg(unpacked(tree))
-            .arg(command)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        // SAFETY: Zeroes are a valid rusage, which is all that wait4() writes; the child is this
-        // test's, and nobody waits for it.
-        let used = unsafe {
-            let mut usage: libc::rusage = std::mem::zeroed();
-            let pid = libc::pid_t::try_from(child.id()).unwrap();
-            assert_eq!(libc::wait4(pid, std::ptr::null_mut(), 0, &raw mut usage), pid);
-            [usage.ru_utime, usage.ru_stime].map(|time| time.tv_sec * 1_000_000 + time.tv_usec)
-        };
-        assert!(used.iter().sum::<i64>() < 200_000, "{tree} {command}: {used:?} us in user and system mode");
+        let shortest = (0..5).map(|_| processor_time(tree, command)).min().unwrap();
+        assert!(shortest < 200_000, "{tree} {command}: {shortest} us in user and system mode");
     }
 }
 
