@@ -323,7 +323,7 @@ fn left_behind(_: &Env) -> Result<()> {
     let before = peermem::Stats::read()?.number("total.pins")?;
     let mut other = None;
     let told = std::thread::scope(|scope| -> Result<_> {
-        let run = scope.spawn(|| verify(&["--storm", "3", "--only", "storm"]));
+        let run = scope.spawn(|| verify(&["--storm", "10", "--only", "storm"]));
         wait_for("the storm's first pin", || {
             peermem::Stats::read().and_then(|stats| stats.number("total.pins")).is_ok_and(|pins| pins > before)
         })?;
