@@ -151,16 +151,17 @@ tegra: kernel ofed
 mainline: kernel pcie
 	@$(module) $(call component,ofed) $(K)/pcie -- $(make-in) $(q)/ofed $(linux-src) $(call symvers,pcie) MAINLINE=1
 
-gpu: kernel pcie
+# On NVIDIA's own nv-p2p.c and nv-dma.c.
+gpu: kernel pcie nvidia_front-source
+	@$(module) $(call component,gpu) $(K)/pcie $(S)/nvidia_front-source -- $(make-in) $(q)/gpu $(call symvers,pcie) \
+		NVIDIA=$(CURDIR)/$(S)/nvidia_front-source
+
+# What NVIDIA's front does not do.
+gpu-odd: kernel pcie
 	@$(module) $(call component,gpu) $(K)/pcie -- $(make-in) $(q)/gpu $(call symvers,pcie)
 
 gpu-closed: kernel pcie
 	@$(module) $(call component,gpu) $(K)/pcie -- $(make-in) $(q)/gpu $(call symvers,pcie) NVLAB_CLOSED=1
-
-# With NVIDIA's own nv-p2p.c and nv-dma.c.
-gpu-front: kernel pcie nvidia_front-source
-	@$(module) $(call component,gpu) $(K)/pcie $(S)/nvidia_front-source -- $(make-in) $(q)/gpu $(call symvers,pcie) \
-		NVIDIA=$(CURDIR)/$(S)/nvidia_front-source
 
 # The module that all of this is about. The profile of the benchmark names lines; the code is the
 # same with them. NVIDIA's headers are there to compare our own words for its interface with.
@@ -191,8 +192,8 @@ sample: kernel gpu
 ours-closed: kernel ofed gpu-closed nvidia_c-source deps
 	$(call build-ours,ofed,gpu-closed,)
 
-ours-front: kernel ofed gpu-front nvidia_c-source deps
-	$(call build-ours,ofed,gpu-front,)
+ours-odd: kernel ofed gpu-odd nvidia_c-source deps
+	$(call build-ours,ofed,gpu-odd,)
 
 # Preflight warns that no driver is there: that is what this build is for.
 ours-tegra: kernel tegra deps
@@ -313,7 +314,7 @@ archive: deps
 base := $(if $(filter $(BARE),$(KERNEL)),bare,pcie ofed mainline gpu alarms)
 modules-ours := $(base) ours $(if $(own),sample)
 modules-lite := $(base) lite
-modules-front := pcie ofed mainline gpu-front alarms ours-front
+modules-odd := pcie ofed mainline gpu-odd alarms ours-odd
 modules-closed := pcie ofed gpu-closed alarms ours-closed
 modules-nvidia_c := $(base) nvidia_c
 modules-tegra := pcie ofed alarms tegra ours-tegra

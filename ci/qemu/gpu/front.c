@@ -11,27 +11,24 @@
  *   what kmalloc does not have. kvmalloc stands for both.
  * - nvidia_dev_get_uuid: kernel-open/nvidia/nv.c: opens the GPU, and its put does
  *   nothing for a GPU that is not on the list any more.
- * - rm_p2p_dma_map_pages: one nv_dma_map_peer() per page under the RM API lock, as
- *   550 does: a page that fails undoes those before it, but does not stop the
- *   loop, and the last page's status is returned.
- *
- * The exported functions keep their names, and nv-p2p.c's own are renamed on the
- * compiler's command line: around each stand counters, times and hold points.
+ * - rm_p2p_dma_map_pages: under the RM API lock, coherent memory by one
+ *   nv_dma_map_alloc(), and what is in a BAR by one nv_dma_map_peer() per page. As
+ *   550 does it, a page that fails undoes those before it, but does not stop the
+ *   loop, and the last page's status is returned; dma_mode 595 stops there. The
+ *   addresses are untranslated, by nv-dma.c's own switch
+ *   (NVreg_DmaRemapPeerMmio=0): from kernel 6.12 on it cannot do otherwise. With
+ *   dma_mode 550 it translates them, as on older kernels (see the Makefile).
  *
  * Left out: the real open of a GPU, which takes seconds and may fail; the GPU
  * lock in get and put; addresses or lengths that are no multiple of 64 KiB, which
- * 550 rounds and this refuses as later drivers do; coherent memory; rsync and
- * IBM's NPU. A call takes the time that lab.c's costs say, and the building of the
- * table on top. table_bytes counts what kmalloc gave, without page records. The
- * hold point callback_after comes when nv-p2p.c has freed the table. dmabuf.c is
- * the lab's own here, too: NVIDIA's takes the second BAR for the GPU's memory, and
- * QEMU's device has none there.
- *
- * Refused with -EOPNOTSUPP: faults and settings that nv-p2p.c does not let happen
- * (odd tables, a put that lies, a key used again), and a put that fails, for which
- * it warns: nv-p2p.c has a WARN_ON there.
+ * 550 rounds and this refuses as later drivers do; coherent memory that is a BAR's
+ * (odd.c has it); rsync and IBM's NPU; the 16 bytes of the GPU's number that cannot
+ * be allocated once a range is pinned, where RM keeps the pin and forgets it; that
+ * RM looks the GPU up under its lock. A call takes the time that lab.c's costs
+ * say, and the building of the table on top. table_bytes counts what kmalloc gave,
+ * without page records. dmabuf.c is the lab's own here, too: NVIDIA's takes the second BAR for
+ * the GPU's memory, and QEMU's device has none there.
  */
-#include <linux/error-injection.h>
 #include <linux/xarray.h>
 
 #include "os-interface.h"
@@ -40,7 +37,6 @@
 #include "nv-rsync.h"
 #include "nv-p2p.h"
 
-#include "lab_mark.h"
 #include "nvlab.h"
 #include "front.h"
 
@@ -56,7 +52,7 @@ struct semaphore nv_linux_devices_lock = __SEMAPHORE_INITIALIZER(nv_linux_device
 static DEFINE_XARRAY(mappings);
 /* Tables that nobody will free any more, by their address. */
 static DEFINE_XARRAY(leaked);
-/* The callback of each table, while it may be called. */
+/* The struct nvlab_callback of each table, while it may be called. */
 static DEFINE_XARRAY(callbacks);
 /* Who has a pin and allocates its table next: for the fault get_nomem 2. */
 static struct task_struct *builder;
@@ -85,6 +81,49 @@ static NV_STATUS status_of(int err)
 
 /* --- OS layer --- */
 
+/*
+ * With key_reuse, what os_free_mem() gets waits here for the next call that asks for
+ * as much, last in first out: allocators do so, but not on purpose.
+ */
+static LIST_HEAD(spares);
+static DEFINE_SPINLOCK(spares_lock);
+
+#define POISON		0xa7
+/* A table is larger, and the list entry of a mapping is smaller. */
+#define SPARE_MIN	64
+
+/* KASAN sees by itself who reads what was freed, and who writes behind an end. */
+static bool poisons(void)
+{
+	return !IS_ENABLED(CONFIG_KASAN) && nvlab_config(NVLAB_C_POISON);
+}
+
+void nvlab_front_poison(struct nvidia_p2p_page_table *table)
+{
+	u32 i;
+
+	for (i = 0; poisons() && i < table->entries; i++)
+		memset(table->pages[i], POISON, sizeof(*table->pages[i]));
+}
+
+static void *spare_of(size_t size)
+{
+	struct list_head *at, *found = NULL;
+
+	if (!nvlab_config(NVLAB_C_KEY_REUSE))
+		return NULL;
+	spin_lock(&spares_lock);
+	list_for_each(at, &spares) {
+		if (ksize(at) != kmalloc_size_roundup(size))
+			continue;
+		list_del(at);
+		found = at;
+		break;
+	}
+	spin_unlock(&spares_lock);
+	return found;
+}
+
 NV_STATUS NV_API_CALL os_alloc_mem(void **address, NvU64 size)
 {
 	*address = NULL;
@@ -93,7 +132,10 @@ NV_STATUS NV_API_CALL os_alloc_mem(void **address, NvU64 size)
 		if (nvlab_fault_is(NVLAB_F_GET_NOMEM, 2))
 			return NV_ERR_NO_MEMORY;
 	}
-	*address = kvmalloc(size, GFP_KERNEL | __GFP_NOWARN);
+	/* All of a spare may be used, by KASAN's account, too. */
+	if (nvlab_config(NVLAB_C_KEY_REUSE))
+		size = kmalloc_size_roundup(size);
+	*address = spare_of(size) ?: kvmalloc(size, GFP_KERNEL | __GFP_NOWARN);
 	if (!*address)
 		return NV_ERR_NO_MEMORY;
 	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, is_vmalloc_addr(*address) ? 0 : ksize(*address));
@@ -102,8 +144,17 @@ NV_STATUS NV_API_CALL os_alloc_mem(void **address, NvU64 size)
 
 void NV_API_CALL os_free_mem(void *address)
 {
-	if (address && !is_vmalloc_addr(address))
-		nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, -(s64)ksize(address));
+	size_t size = !address || is_vmalloc_addr(address) ? 0 : ksize(address);
+
+	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, -(s64)size);
+	if (poisons())
+		memset(address, POISON, size);
+	if (nvlab_config(NVLAB_C_KEY_REUSE) && size >= SPARE_MIN) {
+		spin_lock(&spares_lock);
+		list_add(address, &spares);
+		spin_unlock(&spares_lock);
+		return;
+	}
 	kvfree(address);
 }
 
@@ -216,8 +267,7 @@ static NvU8 *uuid_new(const struct nvlab_gpu *gpu)
 
 /* --- what hangs on a table, by its address --- */
 
-/* Moves the number of live mappings of @table by one, or with 0 forgets the table. */
-static void mapped(void *table, int by)
+void nvlab_front_mapped(void *table, int by)
 {
 	unsigned long key = (unsigned long)table, before, after;
 	void *entry;
@@ -225,7 +275,8 @@ static void mapped(void *table, int by)
 	xa_lock(&mappings);
 	entry = xa_load(&mappings, key);
 	before = entry ? xa_to_value(entry) : 0;
-	after = by ? before + by : 0;
+	/* A table that was freed meanwhile has been forgotten. */
+	after = by > 0 || (by < 0 && before) ? before + by : 0;
 	if (!after)
 		__xa_erase(&mappings, key);
 	else if (xa_is_err(__xa_store(&mappings, key, xa_mk_value(after), GFP_ATOMIC)))
@@ -247,25 +298,15 @@ void nvlab_p2p_leak(void *table)
 	xa_store(&leaked, (unsigned long)table, table, GFP_KERNEL);
 }
 
-/* nv-p2p.c's own callback, which calls the client and then frees the table. */
-struct callback {
-	void (*call)(void *data);
-	void *data;
-	void *table;
-};
-
+/* What RM calls when memory is freed. */
 static void called(void *data)
 {
-	struct callback *callback = data;
-	u64 start = ktime_get_ns();
+	struct nvlab_callback *callback = data;
 
-	nvlab_count(NVLAB_ACCOUNT_CALLBACKS);
 	xa_erase(&callbacks, (unsigned long)callback->table);
-	mapped(callback->table, 0);
-	lab_mark_begin();
-	callback->call(callback->data);
-	lab_mark_end();
-	nvlab_add_since(NVLAB_ACCOUNT_CALLBACK_NS, start);
+	callback->front(callback->front_data);
+	/* The RM API lock keeps whoever has the same address now from mapping anything yet. */
+	nvlab_front_mapped(callback->table, 0);
 	nvlab_hold(NVLAB_H_CALLBACK_AFTER);
 	kfree(callback);
 }
@@ -273,8 +314,10 @@ static void called(void *data)
 /* The table is put: its callback will not be called. */
 static void table_put(void *table)
 {
+	xa_erase(&leaked, (unsigned long)table);
+	nvlab_front_poison(table);
 	kfree(xa_erase(&callbacks, (unsigned long)table));
-	mapped(table, 0);
+	nvlab_front_mapped(table, 0);
 }
 
 /* --- resource manager: pins --- */
@@ -311,10 +354,8 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va
 	nvlab_hold(NVLAB_H_GET_FOUND);
 	memset(wreqmb, 0, *entries * sizeof(*wreqmb));
 	memset(rreqmb, 0, *entries * sizeof(*rreqmb));
-	*uuid = uuid_new(pinned.gpu);
-	if (!*uuid)
-		/* The pin stays under a key that is freed, without a callback. */
-		return NV_ERR_NO_MEMORY;
+	*uuid = kmemdup(pinned.gpu->uuid, NVLAB_UUID_LEN, GFP_KERNEL | __GFP_NOFAIL);
+	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, ksize(*uuid));
 	WRITE_ONCE(builder, current);
 	return NV_OK;
 }
@@ -323,25 +364,19 @@ NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, NvU64 token, 
 					       NvU64 len, void *table,
 					       void (*callback)(void *), void *data)
 {
-	struct callback *ours;
+	struct nvlab_callback *ours = nvlab_callback_of_get();
 	int err;
 
 	nvlab_hold(NVLAB_H_GET_FILLED);
-	ours = kmalloc_obj(*ours);
-	if (!ours)
-		return NV_ERR_NO_MEMORY;
-	*ours = (struct callback){ callback, data, table };
+	ours->front = callback;
+	ours->front_data = data;
+	ours->table = table;
 	err = xa_err(xa_store(&callbacks, (unsigned long)table, ours, GFP_KERNEL));
 	if (!err) {
 		err = nvlab_rm_register(va, len, table, called, ours);
 		if (err)
 			xa_erase(&callbacks, (unsigned long)table);
 	}
-	if (err)
-		kfree(ours);
-	/* The memory is gone: nv-p2p.c's put finds no pin, and frees nothing. */
-	if (err == -ENOENT)
-		nvlab_p2p_leak(table);
 	return status_of(err);
 }
 
@@ -355,7 +390,10 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va
 	/* The table may be gone: until RM knows it, it is a number. */
 	err = nvlab_rm_put(&start, table, &len);
 	nvlab_hold(NVLAB_H_PUT_AFTER);
-	if (err == -ENOENT)
+	/* Memory that was freed during a get has no pin to put, and nv-p2p.c forgets the table. */
+	if (err == -ENOENT && nvlab_callback_of_get())
+		nvlab_p2p_leak(table);
+	else if (err == -ENOENT)
 		nvlab_count(NVLAB_ACCOUNT_PUTS_NOT_FOUND);
 	if (err)
 		return status_of(err);
@@ -429,7 +467,63 @@ int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap, u64 l
 {
 	nv_dma_device_t to = dma_device(peer), of = dma_device(&gpu->pdev->dev);
 
+	/* Unmapping reads it, too: a test changes the mode before it maps anything. */
+	nv_dma_remap_peer_mmio = remap;
 	return nv_dma_map_peer(&to, &of, GPU_BAR, len >> PAGE_SHIFT, addr) == NV_OK ? 0 : -EIO;
+}
+
+/* Memory of a BAR, page by page. */
+static NV_STATUS map_bar(struct nvlab_gpu *gpu, nv_dma_device_t *peer, u64 page_size, u32 count,
+			 u64 *addr)
+{
+	u64 partial = nvlab_fault(NVLAB_F_MAP_PARTIAL);
+	bool remap = nvlab_config(NVLAB_C_DMA_MODE) == 550;
+	NV_STATUS status = NV_OK;
+	u32 i, j;
+
+	for (i = 0; i < count; i++) {
+		status = i + 1 == partial ? NV_ERR_INVALID_STATE :
+			 status_of(nvlab_map_peer(gpu, peer->dev, remap, page_size, &addr[i]));
+		if (status == NV_OK)
+			continue;
+		addr[i] = DMA_MAPPING_ERROR;
+		for (j = 0; j < i; j++)
+			nv_dma_unmap_peer(peer, page_size / PAGE_SIZE, addr[j]);
+		if (!remap)
+			break;
+	}
+	return status;
+}
+
+/* Coherent memory, all at once, in pages of the CPU: a page of the table gets them in a row. */
+static NV_STATUS map_coherent(nv_dma_device_t *peer, u64 page_size, u32 count, u64 *addr,
+			      void **priv)
+{
+	u64 partial = nvlab_fault(NVLAB_F_MAP_PARTIAL), *page;
+	const u32 each = page_size / PAGE_SIZE, all = count * each;
+	NV_STATUS status;
+	u32 i;
+
+	if (partial && partial <= count)
+		return NV_ERR_INVALID_STATE;
+	status = os_alloc_mem((void **)&page, all * sizeof(*page));
+	if (status != NV_OK)
+		return status;
+	for (i = 0; i < all; i++)
+		page[i] = addr[i / each] + i % each * PAGE_SIZE;
+	status = nv_dma_map_alloc(peer, all, page, NV_FALSE, priv);
+	for (i = 0; status == NV_OK && i < all; i++) {
+		if (i % each == 0)
+			addr[i / each] = page[i];
+		else if (page[i] != page[i - 1] + PAGE_SIZE)
+			status = NV_ERR_INVALID_STATE;
+	}
+	if (status != NV_OK && *priv) {
+		nv_dma_unmap_alloc(peer, all, page, priv);
+		*priv = NULL;
+	}
+	os_free_mem(page);
+	return status;
 }
 
 NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp, nv_dma_device_t *peer,
@@ -438,8 +532,7 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp, nv_dma_device_t *
 {
 	struct nvlab_gpu *gpu = gpu_by_uuid(uuid);
 	NV_STATUS status = NV_ERR_GPU_UUID_NOT_FOUND;
-	u64 partial, wrong;
-	u32 i, j;
+	u64 wrong;
 
 	if (!gpu)
 		return status;
@@ -451,133 +544,21 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp, nv_dma_device_t *
 	status = status_of(-(int)wrong);
 	if (status != NV_OK)
 		goto unlock;
-	partial = nvlab_fault(NVLAB_F_MAP_PARTIAL);
 	*priv = NULL;
-	for (i = 0; i < count; i++) {
-		status = i + 1 == partial ? NV_ERR_INVALID_STATE :
-			 status_of(nvlab_map_peer(gpu, peer->dev, true, page_size, &addr[i]));
-		if (status == NV_OK)
-			continue;
-		addr[i] = DMA_MAPPING_ERROR;
-		for (j = 0; j < i; j++)
-			nv_dma_unmap_peer(peer, page_size / PAGE_SIZE, addr[j]);
-	}
+	if (addr[0] >= gpu->start && addr[0] < gpu->start + gpu->size)
+		status = map_bar(gpu, peer, page_size, count, addr);
+	else
+		status = map_coherent(peer, page_size, count, addr, priv);
+	if (status == NV_OK)
+		nvlab_add(NVLAB_ACCOUNT_MAPPED_PAGES, count);
 unlock:
 	nvlab_api_unlock();
+	if (status == NV_OK)
+		nvlab_hold(NVLAB_H_MAP_AFTER);
 put:
 	nvlab_gpu_put(gpu);
 	return status;
 }
-
-/* --- the exported functions, counted --- */
-
-static void count(int err, enum nvlab_counter calls, enum nvlab_counter failures,
-		  enum nvlab_counter ns, u64 start)
-{
-	nvlab_count(calls);
-	if (err)
-		nvlab_count(failures);
-	nvlab_add_since(ns, start);
-}
-
-noinline int nvidia_p2p_get_pages(uint64_t token, uint32_t va_space, uint64_t va, uint64_t len,
-				  struct nvidia_p2p_page_table **table,
-				  void (*free_callback)(void *data), void *data)
-{
-	u64 start = ktime_get_ns();
-	int err = nvidia_front_get_pages(token, va_space, va, len, table, free_callback, data);
-
-	if (!err)
-		nvlab_hold(NVLAB_H_GET_DONE);
-	count(err, NVLAB_ACCOUNT_GETS, NVLAB_ACCOUNT_GET_FAILURES, NVLAB_ACCOUNT_GET_NS, start);
-	return err;
-}
-EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages);
-ALLOW_ERROR_INJECTION(nvidia_p2p_get_pages, ERRNO);
-
-noinline int nvidia_p2p_get_pages_persistent(uint64_t va, uint64_t len,
-					     struct nvidia_p2p_page_table **table,
-					     uint32_t flags)
-{
-	u64 start = ktime_get_ns();
-	int err = nvidia_front_get_pages_persistent(va, len, table, flags);
-
-	if (!err)
-		nvlab_hold(NVLAB_H_PGET_DONE);
-	count(err, NVLAB_ACCOUNT_PERSISTENT_GETS, NVLAB_ACCOUNT_PERSISTENT_GET_FAILURES,
-	      NVLAB_ACCOUNT_GET_NS, start);
-	return err;
-}
-EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages_persistent);
-ALLOW_ERROR_INJECTION(nvidia_p2p_get_pages_persistent, ERRNO);
-
-noinline int nvidia_p2p_put_pages(uint64_t token, uint32_t va_space, uint64_t va,
-				  struct nvidia_p2p_page_table *table)
-{
-	u64 start = ktime_get_ns();
-	int err;
-
-	nvlab_hold(NVLAB_H_PUT_BEFORE);
-	err = nvidia_front_put_pages(token, va_space, va, table);
-	count(err, NVLAB_ACCOUNT_PUTS, NVLAB_ACCOUNT_PUT_FAILURES, NVLAB_ACCOUNT_PUT_NS, start);
-	return err;
-}
-EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages);
-ALLOW_ERROR_INJECTION(nvidia_p2p_put_pages, ERRNO);
-
-noinline int nvidia_p2p_put_pages_persistent(uint64_t va, struct nvidia_p2p_page_table *table,
-					     uint32_t flags)
-{
-	u64 start = ktime_get_ns();
-	int err;
-
-	nvlab_hold(NVLAB_H_PPUT_BEFORE);
-	err = nvidia_front_put_pages_persistent(va, table, flags);
-	nvlab_hold(NVLAB_H_PPUT_AFTER);
-	count(err, NVLAB_ACCOUNT_PERSISTENT_PUTS, NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES,
-	      NVLAB_ACCOUNT_PUT_NS, start);
-	return err;
-}
-EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages_persistent);
-ALLOW_ERROR_INJECTION(nvidia_p2p_put_pages_persistent, ERRNO);
-
-noinline int nvidia_p2p_dma_map_pages(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
-				      struct nvidia_p2p_dma_mapping **mapping)
-{
-	u64 start = ktime_get_ns();
-	int err = nvidia_front_dma_map_pages(peer, table, mapping);
-
-	if (!err) {
-		mapped(table, 1);
-		nvlab_add(NVLAB_ACCOUNT_MAPPED_PAGES, (*mapping)->entries);
-		nvlab_hold(NVLAB_H_MAP_AFTER);
-	}
-	count(err, NVLAB_ACCOUNT_DMA_MAPS, NVLAB_ACCOUNT_DMA_MAP_FAILURES, NVLAB_ACCOUNT_MAP_NS,
-	      start);
-	return err;
-}
-EXPORT_SYMBOL_GPL(nvidia_p2p_dma_map_pages);
-ALLOW_ERROR_INJECTION(nvidia_p2p_dma_map_pages, ERRNO);
-
-noinline int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
-					struct nvidia_p2p_page_table *table,
-					struct nvidia_p2p_dma_mapping *mapping)
-{
-	u64 start = ktime_get_ns();
-	/* 0 also for a mapping that is not there: only what nv-dma.c undoes counts. */
-	unsigned int before = nvlab_p2p_mappings(table);
-	int err = nvidia_front_dma_unmap_pages(peer, table, mapping);
-
-	if (!err && before)
-		mapped(table, -1);
-	else if (!err)
-		nvlab_count(NVLAB_ACCOUNT_DMA_UNMAPS_NOT_FOUND);
-	nvlab_count(NVLAB_ACCOUNT_DMA_UNMAPS);
-	nvlab_add_since(NVLAB_ACCOUNT_UNMAP_NS, start);
-	return err;
-}
-EXPORT_SYMBOL_GPL(nvidia_p2p_dma_unmap_pages);
-ALLOW_ERROR_INJECTION(nvidia_p2p_dma_unmap_pages, ERRNO);
 
 int nvlab_p2p_init(void)
 {
@@ -587,7 +568,8 @@ int nvlab_p2p_init(void)
 
 void nvlab_p2p_exit(void)
 {
-	struct callback *callback;
+	struct list_head *spare, *next;
+	struct nvlab_callback *callback;
 	unsigned long key;
 	void *table;
 
@@ -599,5 +581,7 @@ void nvlab_p2p_exit(void)
 	xa_for_each(&leaked, key, table)
 		nv_p2p_free_platform_data(table);
 	xa_destroy(&leaked);
+	list_for_each_safe(spare, next, &spares)
+		kfree(spare);
 	kmem_cache_destroy(nvidia_p2p_page_t_cache);
 }

@@ -57,7 +57,7 @@ static const char * const counter_names[NVLAB_ACCOUNT_COUNT] = {
 	[NVLAB_ACCOUNT_LIVE_DMA_BUFS] = "live_dma_bufs",
 	[NVLAB_ACCOUNT_BAR1_USED] = "bar1_used",	/* bytes that extents map */
 	[NVLAB_ACCOUNT_MEMORY_USED] = "memory_used",
-	/* kernel memory of the page tables, without mappings */
+	/* kernel memory of the page tables; what that takes in differs by flavour */
 	[NVLAB_ACCOUNT_TABLE_BYTES] = "table_bytes",
 	/* tables lost by the driver's own bug (docs/facts.md#get) */
 	[NVLAB_ACCOUNT_LEAKED_TABLES] = "leaked_tables",
@@ -109,38 +109,37 @@ struct setting {
 };
 
 #define SETTING(name, normal, min, max) { name, normal, min, max, normal }
-/* What NVIDIA's own front decides by itself: one value there, any other is -EOPNOTSUPP. */
+/* What only the other flavour can change has one value here: any other is -EOPNOTSUPP. */
 #ifdef NVLAB_FRONT
-enum { FRONT_DECIDES = 1 };
+enum { ODD_FLAVOUR = 0 };
 #else
-enum { FRONT_DECIDES = 0 };
+enum { ODD_FLAVOUR = 1 };
 #endif
-#define FRONT(name, normal, min, max, front) \
-	SETTING(name, FRONT_DECIDES ? (front) : (normal), \
-		FRONT_DECIDES ? (front) : (min), FRONT_DECIDES ? (front) : (max))
+#define ONLY_ODD(name, normal, min, max, front) \
+	SETTING(name, ODD_FLAVOUR ? (normal) : (front), \
+		ODD_FLAVOUR ? (min) : (front), ODD_FLAVOUR ? (max) : (front))
+#define ONLY_FRONT(name, normal, min, max, odd) \
+	SETTING(name, ODD_FLAVOUR ? (odd) : (normal), \
+		ODD_FLAVOUR ? (odd) : (min), ODD_FLAVOUR ? (odd) : (max))
 
 static struct setting config[NVLAB_C_COUNT] = {
 	/* Version word of a table; 0x10002: drivers up to 575. */
-	[NVLAB_C_TABLE_VERSION] = FRONT("table_version", 0x20000, 0, U32_MAX, 0x10002),
+	[NVLAB_C_TABLE_VERSION] = ONLY_ODD("table_version", 0x20000, 0, U32_MAX, 0x10002),
 	/*
-	 * 595: dma_map_pages answers raw bus addresses (kernels >= 6.12). 550: one
-	 * dma_map_resource per 64 KiB; pages that fail do not stop the loop, and the
-	 * last page's status is returned.
+	 * 595: dma_map_pages answers raw bus addresses, as every release does on kernels
+	 * from 6.12 on. 550: as on older kernels, one dma_map_resource per 64 KiB; pages
+	 * that fail do not stop the loop, and the last page's status is returned.
 	 */
-	[NVLAB_C_DMA_MODE] = FRONT("dma_mode", 595, 550, 595, 550),
-	/*
-	 * 1: an address or length that is no multiple of 64 KiB is -EINVAL (>= 555).
-	 * 0: it is rounded outwards (550).
-	 */
-	[NVLAB_C_ALIGN] = FRONT("align", 1, 0, 1, 1),
+	[NVLAB_C_DMA_MODE] = ONLY_FRONT("dma_mode", 595, 550, 595, 595),
 	/* NVLAB_LAYOUT_*: 1 contiguous, 2 broken at 2 MiB, 3 broken at 64 KiB, 4 shuffled. */
 	[NVLAB_C_LAYOUT] = SETTING("layout", NVLAB_LAYOUT_CONTIGUOUS,
 			     NVLAB_LAYOUT_CONTIGUOUS, NVLAB_LAYOUT_SHUFFLED),
 	/*
 	 * 1: new allocations are coherent memory outside any BAR; a NIC reaches it while
-	 * it is pinned. 2: coherent memory that is a BAR's, as in a virtual machine.
+	 * it is pinned. 2: coherent memory that is a BAR's, as in a virtual machine, where
+	 * only tables of version 2 can tell what it is: in the odd flavour.
 	 */
-	[NVLAB_C_COHERENT] = FRONT("coherent", 0, 0, 2, 0),
+	[NVLAB_C_COHERENT] = SETTING("coherent", 0, 0, 2),
 	/* Bytes of BAR1 of each GPU, 0: the BAR's. Less is sooner exhausted. */
 	[NVLAB_C_BAR1_SIZE] = SETTING("bar1_size", 0, 0, U64_MAX),
 	/*
@@ -168,9 +167,9 @@ static struct setting config[NVLAB_C_COUNT] = {
 	 * 1: the next get hands out a freed table's address at once (KASAN's quarantine
 	 * would delay it). 0: plain kmalloc and kfree.
 	 */
-	[NVLAB_C_KEY_REUSE] = FRONT("key_reuse", 0, 0, 1, 0),
-	/* Tables are overwritten before they are freed. */
-	[NVLAB_C_POISON] = FRONT("poison", 1, 0, 1, 0),
+	[NVLAB_C_KEY_REUSE] = ONLY_FRONT("key_reuse", 0, 0, 1, 0),
+	/* Tables are overwritten before they are freed; not beside KASAN, which sees it. */
+	[NVLAB_C_POISON] = ONLY_FRONT("poison", 1, 0, 1, 0),
 	/*
 	 * Allocations up to this size get a random pattern and CRCs; larger ones
 	 * neither.
@@ -181,7 +180,8 @@ static struct setting config[NVLAB_C_COUNT] = {
 	 * only such pages; elsewhere 65536). dma_map_pages cannot take 4096: a warning
 	 * and -EIO here, where the real one stops the machine.
 	 */
-	[NVLAB_C_PAGE_SIZE] = FRONT("page_size", NVLAB_GPU_PAGE, SZ_4K, SZ_128K, NVLAB_GPU_PAGE),
+	[NVLAB_C_PAGE_SIZE] = ONLY_ODD("page_size", NVLAB_GPU_PAGE, SZ_4K, SZ_128K,
+					NVLAB_GPU_PAGE),
 	/* The order of the pages of shuffled allocations from now on; 0: a new one each time. */
 	[NVLAB_C_LAYOUT_SEED] = SETTING("layout_seed", 0, 0, U64_MAX),
 };
@@ -249,10 +249,16 @@ static int setting_write(struct setting *table, unsigned int count, int words,
 		return -EINVAL;
 	if (table[i].min == table[i].max && v != table[i].min)
 		return -EOPNOTSUPP;
+	if (table == config && i == NVLAB_C_COHERENT && v == 2 && !ODD_FLAVOUR)
+		return -EOPNOTSUPP;
 	if (v < table[i].min || v > table[i].max)
 		return -EINVAL;
 	if (table == config && i == NVLAB_C_DMA_MODE && v != 550 && v != 595)
 		return -EINVAL;
+	/* What is mapped in one way cannot be unmapped in the other. */
+	if (table == config && i == NVLAB_C_DMA_MODE && v != table[i].value &&
+	    atomic64_read(&nvlab_accounting[NVLAB_ACCOUNT_LIVE_MAPPINGS]))
+		return -EBUSY;
 	if (table == config && i == NVLAB_C_PAGE_SIZE && v != SZ_4K &&
 	    v != NVLAB_GPU_PAGE && v != SZ_128K)
 		return -EINVAL;
@@ -277,7 +283,7 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 	/*
 	 * Get, of both kinds, fails with -ENOMEM. 1: at the first allocation, before
 	 * ownership is known. 2: at the table, after the RM API lock was taken and
-	 * dropped. 3: at one page struct.
+	 * dropped.
 	 */
 	[NVLAB_F_GET_NOMEM] = "get_nomem",
 	/* Errno of a revocable get after the range was found. 22 (EINVAL) is "not mine". */
@@ -286,10 +292,7 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 	[NVLAB_F_PERSISTENT_ERRNO] = "persistent_errno",
 	/* Errno of a revocable put that has done nothing: the callback stays armed. */
 	[NVLAB_F_PUT_ERRNO] = "put_errno",
-	/*
-	 * Errno of a persistent put. 12 (ENOMEM): it has done nothing. Others: the pin is
-	 * gone.
-	 */
+	/* Errno of a persistent put: the pin stays, without its reference to the GPU. */
 	[NVLAB_F_PERSISTENT_PUT_ERRNO] = "persistent_put_errno",
 	/* 1: a revocable put returns 0 and does nothing: the callback stays armed. */
 	[NVLAB_F_PUT_FORGET] = "put_forget",
@@ -373,17 +376,14 @@ static int name_find(const char * const *names, unsigned int count,
 	return -EINVAL;
 }
 
-/*
- * NVIDIA's own front never does what these make the lab's do, and warns where a
- * put fails.
- */
+/* NVIDIA's own front makes no odd tables, and the odd flavour has the plainest get and put. */
 static bool fault_can_strike(int at, u64 value)
 {
-	return !FRONT_DECIDES ||
-	       (at != NVLAB_F_PUT_ERRNO && at != NVLAB_F_PERSISTENT_PUT_ERRNO &&
-		at != NVLAB_F_PUT_FORGET && at != NVLAB_F_CALLBACK_DOUBLE &&
-		at < NVLAB_F_TABLE_VERSION &&
-		(at != NVLAB_F_GET_NOMEM || value < 3));
+	if (!ODD_FLAVOUR)
+		return at < NVLAB_F_TABLE_VERSION && (at != NVLAB_F_GET_NOMEM || value < 3);
+	return at != NVLAB_F_PUT_ERRNO && at != NVLAB_F_PERSISTENT_PUT_ERRNO &&
+	       at != NVLAB_F_PUT_FORGET && at != NVLAB_F_CALLBACK_DOUBLE &&
+	       (at != NVLAB_F_GET_NOMEM || value < 2);
 }
 
 static int faults_write(int words, char **word)
@@ -473,7 +473,7 @@ static const char * const hold_names[NVLAB_H_COUNT] = {
 	[NVLAB_H_MAP_AFTER] = "map_after",
 	/*
 	 * Before and after one client's callback, under the RM API lock and the GPU lock.
-	 * After: the table is not yet freed.
+	 * After: nv-p2p.c has freed the table.
 	 */
 	[NVLAB_H_CALLBACK_BEFORE] = "callback_before",
 	[NVLAB_H_CALLBACK_AFTER] = "callback_after",
@@ -536,6 +536,9 @@ static int holds_write(int words, char **word)
 	at = name_find(hold_names, NVLAB_H_COUNT, word[1]);
 	if (at < 0)
 		return -EINVAL;
+	if (ODD_FLAVOUR && at != NVLAB_H_PUT_LOCKED && at != NVLAB_H_CALLBACK_BEFORE &&
+	    at != NVLAB_H_DEFERRED)
+		return -EOPNOTSUPP;
 	if (!strcmp(word[0], "release")) {
 		holds_release(&holds[at]);
 		return 0;

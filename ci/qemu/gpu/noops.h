@@ -2,7 +2,7 @@
 /*
  * The exports of nvidia.ko that do nothing any more, for modules written
  * against NVIDIA's header (docs/facts.md#provider-map). In the module that is
- * called nvidia.ko: p2p.c in the open flavour, closed.c in the closed one.
+ * called nvidia.ko: odd.c in the odd flavour, closed.c in the closed one.
  */
 
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * The lab's nvidia.ko, inside. Three layers, as in the real driver: the
- * exported functions (p2p.c) stand on a resource manager (rm.c) that knows
+ * exported functions (exports.c) stand on a resource manager (rm.c) that knows
  * them only by an opaque key and a callback; ctl.c and lab.c are the two doors
  * from user space, the device nodes and debugfs.
  */
@@ -139,7 +139,6 @@ static inline void nvlab_add(enum nvlab_counter counter, s64 by)
 enum nvlab_config_name {
 	NVLAB_C_TABLE_VERSION,
 	NVLAB_C_DMA_MODE,
-	NVLAB_C_ALIGN,
 	NVLAB_C_LAYOUT,
 	NVLAB_C_COHERENT,
 	NVLAB_C_BAR1_SIZE,
@@ -353,7 +352,7 @@ void nvlab_rm_undo_duplicates(struct nvlab_piece *piece, u32 count);
 int nvlab_rm_map_pieces(struct nvlab_piece *piece, u32 count);
 void nvlab_rm_unmap_pieces(struct nvlab_piece *piece, u32 count);
 
-/* --- exported functions (p2p.c; in the front flavour, front.c) --- */
+/* --- exported functions (exports.c; in the odd flavour, odd.c) --- */
 
 /*
  * Where @peer finds @len bytes of the GPU's BAR: *@addr, the CPU's address of

@@ -12,6 +12,16 @@ pub fn lab() -> Result<Lab> {
     Lab::open().context("the GPU stand-in's debugfs")
 }
 
+/// Returns the name of the flavour of the GPU driver that is not loaded (ci/qemu/gpu/README.md).
+pub fn other_flavour() -> &'static str {
+    let version = std::fs::read_to_string("/sys/module/nvidia/version").unwrap_or_default();
+    if version.trim() == "595.45.04" {
+        "the flavour with NVIDIA's own front"
+    } else {
+        "the odd flavour"
+    }
+}
+
 pub fn accounting() -> Result<Accounting> {
     Ok(lab()?.accounting()?)
 }

@@ -59,8 +59,8 @@ fn main() -> ExitCode {
     }
     match as_child(&args) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) if test::wants_other_front(&e) => {
-            test::skip("NVIDIA's own front has no such switch");
+        Err(e) if test::wants_other_flavour(&e) => {
+            test::skip(&format!("only {} of the GPU driver has this switch", gpu::other_flavour()));
             ExitCode::SUCCESS
         }
         Err(e) => match e.downcast_ref::<Lacking>() {

@@ -141,9 +141,9 @@ pub fn fail(error: &anyhow::Error) {
     }
 }
 
-/// Returns whether a test failed because it asked NVIDIA's own front for a switch that only the lab's
-/// front has.
-pub fn wants_other_front(error: &anyhow::Error) -> bool {
+/// Returns whether a test failed because it asked the lab's GPU driver for a switch that only its other
+/// flavour has (ci/qemu/gpu/README.md).
+pub fn wants_other_flavour(error: &anyhow::Error) -> bool {
     let is_refusal = |cause: &(dyn std::error::Error + 'static)| {
         let errno = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
         errno == Some(libc::EOPNOTSUPP)

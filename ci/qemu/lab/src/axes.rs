@@ -151,7 +151,7 @@ pub enum Module {
     Ours,
     Lite,
     Closed,
-    Front,
+    Odd,
     Installed,
     NvidiaC,
     Tegra,
@@ -162,7 +162,7 @@ impl Module {
     pub fn word(self, kernel: Kernel) -> Option<String> {
         match self {
             Module::NvidiaC => Some("guest.nvidia_c=1".to_string()),
-            Module::Ours if kernel.has_rust() => None,
+            Module::Ours | Module::Odd if kernel.has_rust() => None,
             _ => Some("guest.kernel_crate=lite".to_string()),
         }
     }

@@ -120,7 +120,11 @@ fn coherent(env: &Env) -> Result<()> {
     let gpu = gpu::lab()?;
     let rm = nvlab::Client::open()?;
     for version in [0x2_0000, 0x1_0002] {
-        gpu.set("table_version", version)?;
+        match gpu.set("table_version", version) {
+            // NVIDIA's own front makes tables of version 1 alone.
+            Err(e) if e.errno() == Some(libc::EOPNOTSUPP) => continue,
+            set => set?,
+        }
         let memory = rm.request(0, 2 * MIB as u64).coherent(true).alloc()?;
         let what = format!("coherent memory, table version {version:#x}");
         if env.mode()? == Mode::Legacy {

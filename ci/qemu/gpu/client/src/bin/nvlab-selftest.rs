@@ -4,7 +4,8 @@
 //! Prints KTAP.
 //!
 //! Needs lab_pcie.ko, nvidia.ko and nvlab_gdr.ko loaded, debugfs mounted, and a PCI device to map
-//! for (`nvlab-selftest <domain:bus:device.function in hex>`). More tests run with two GPUs, and
+//! for (`nvlab-selftest <domain:bus:device.function in hex>`). It tests the flavour with NVIDIA's own
+//! front, not the odd one. More tests run with two GPUs, and
 //! behind an IOMMU that translates. The last case leaves `leaked_tables` behind on purpose.
 
 use nvlab::{Accounting, Client, Gdr, Kind, Lab, Layout, Pci, Piece, State, BACKING, GPU_PAGE};
@@ -180,7 +181,7 @@ fn revocable(t: &Test) -> Outcome {
     same!(pin.entries, 64);
     same!(t.counter("live_pins")?, 1);
     same!(t.counter("bar1_used")?, 4 * MIB as i64);
-    same!(t.counter("table_bytes")? > 64 * 40, true);
+    same!(t.counter("table_bytes")? > 64 * 8, true);
     pin.unpin()?;
     same!(t.counter("live_pins")?, 0);
     same!(t.counter("bar1_used")?, 0);
@@ -241,11 +242,6 @@ fn ownership(t: &Test) -> Outcome {
         };
         same!(child(), libc::EINVAL);
     }
-    t.lab.set("align", 0)?;
-    let p = t.gdr.pin(m.va() + 4096, GPU_PAGE, Kind::Revocable)?;
-    same!(p.entries, 2);
-    t.lab.reset_config()?;
-    p.unpin()?;
     // Two neighbouring allocations are not one range.
     let below = t.rm.request(0, 2 * MIB).at(m.va() - BACKING).alloc()?;
     refused!(pin(below.va() + MIB, 2 * MIB, Kind::Revocable), libc::EINVAL);
@@ -398,7 +394,7 @@ fn dma_buf(t: &Test) -> Outcome {
 fn faults(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = |kind| t.gdr.pin(m.va(), MIB, kind).map(drop);
-    for n in 1..=3 {
+    for n in 1..=2 {
         t.lab.fault_n("get_nomem", n, 1)?;
         refused!(pin(Kind::Revocable), libc::ENOMEM);
         pin(Kind::Revocable)?;
@@ -417,17 +413,13 @@ fn faults(t: &Test) -> Outcome {
     refused!(pin(Kind::Revocable), libc::EBUSY);
     t.lab.reset_faults()?;
     let again = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
-    for name in ["table_short", "table_long"] {
-        t.lab.fault_n(name, 3, 1)?;
-        let p = t.gdr.pin(m.va(), MIB, Kind::Revocable)?;
-        same!(p.entries, if name == "table_short" { 13 } else { 19 });
-    }
-    t.lab.fault_n("table_misalign", 4096, 1)?;
-    same!(t.gdr.pin(m.va(), MIB, Kind::Revocable)?.first % GPU_PAGE, 4096);
     t.lab.fault_n("callback_double", 1, 1)?;
     m.free()?;
     same!(again.callbacks()?, 2);
     refused!(t.lab.fault("no_such_fault", 1), libc::EINVAL);
+    // NVIDIA's own front makes no odd tables.
+    refused!(t.lab.fault("table_short", 1), libc::EOPNOTSUPP);
+    refused!(t.lab.set("coherent", 2), libc::EOPNOTSUPP);
     refused!(t.lab.set("dma_mode", 570), libc::EINVAL);
     t.lab.reset_faults()?;
     Ok(())

@@ -1,28 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The exported nvidia_p2p_* functions.
+ * The exported nvidia_p2p_* functions of the odd flavour: what NVIDIA's own front
+ * (front.c) does not do in the release that the lab builds, and our module must
+ * meet all the same.
  *
- * Models (docs/facts.md#nvidias-driver, all of it): get in its three gaps
- * (allocate key and arrays; RM API lock: find and map; build the table; RM API lock:
- * register the callback), with the provider's own leak when memory is freed
- * between the two; a table pointer that the caller sees before the call is done
- * and that may dangle after a failure; the table freed, with the mappings that
- * hang on it, right after the client's callback returned; put by the table's
- * address alone, success when it is not found; dma_map_pages reading the table
- * without a lock before it takes the RM API lock, in the manner of 550 and of 595;
- * the last 64 KiB of a BAR never mapped; dma_unmap_pages without the RM API lock;
- * free_page_table and free_dma_mapping doing nothing, init_mapping and
- * destroy_mapping refusing; all three page sizes that a table can name, of
- * which dma_map_pages cannot take the smallest; coherent memory mapped at once
- * by dma_map_sg() in pages of the CPU, so that behind an IOMMU one range of
- * addresses has all of it, however it is laid out.
+ * Models (docs/facts.md#nvidias-driver): page tables with any version, page size,
+ * length and address; coherent memory, with the flag of tables of version 2, mapped
+ * at once by dma_map_sg() in pages of the CPU, so that behind an IOMMU one range of
+ * addresses has all of it, however it is laid out; raw bus addresses from
+ * dma_map_pages; all three page sizes that a table can name, of which
+ * dma_map_pages cannot take the smallest. The closed flavour stands on it, too.
  *
- * Left out: the request registers of Fermi, rsync (an nvidia.ko of 575 and
- * later answers -ENODEV; nothing in the lab asks), NVLink address compression,
- * the warnings of the real put for errors that a fault switch made, and what a
- * mapping costs: only get and put take a time that can be set; the flag that a
- * persistent get knows since 570 (any is refused, as before that); of coherent
- * memory, parts of more than 4 GiB, which are mapped one by one.
+ * Otherwise it is as plain as can be: the table, its records in one piece, and
+ * what a client can see of get, put and the free callback. Most hold points, the
+ * faults of put, and addresses that are used again at once are the other flavour's.
+ *
+ * Left out: the request registers of Fermi, rsync, NVLink address compression; the
+ * flag that a persistent get knows since 570 (any is
+ * refused, as before that); of coherent memory, parts of more than 4 GiB, which are
+ * mapped one by one.
  */
 #define pr_fmt(fmt) "NVRM: " fmt
 
@@ -42,7 +38,6 @@
 #include "p2p.h"
 
 #define MAPPING_VERSION		((NVIDIA_P2P_DMA_MAPPING_MAJOR << 16) | 3)
-#define POISON			0xa7
 
 /* What hangs on one page table. The table's address is the key that RM knows. */
 struct mem_info {
@@ -53,16 +48,11 @@ struct mem_info {
 	void *data;
 	struct nvlab_gpu *gpu;
 	struct nvlab_dup *dup;
-	/*
-	 * The page records, in one piece. The real driver takes them one by
-	 * one; an emulated processor would need longer for that than the real
-	 * call takes.
-	 */
-	struct nvidia_p2p_page *records;
+	struct nvidia_p2p_page *records;	/* in one piece */
 	u32 pages_made;
 	u32 pages_room;
 	bool coherent;
-	struct list_head node;		/* among the spare or the leaked ones */
+	struct list_head node;		/* among the leaked ones */
 };
 
 enum mapping_how { MAPPED_RAW, MAPPED_RESOURCE, MAPPED_PAGES };
@@ -75,9 +65,8 @@ struct mapping {
 	struct sg_table pages;	/* of MAPPED_PAGES, while it is mapped */
 };
 
-static DEFINE_MUTEX(lists_lock);
-static LIST_HEAD(spares);	/* under lists_lock, last in first out */
-static LIST_HEAD(leaked);	/* under lists_lock */
+static DEFINE_MUTEX(leaked_lock);
+static LIST_HEAD(leaked);	/* under leaked_lock */
 
 /* Bytes that a client's pin costs the provider, beside the mappings. */
 static s64 info_bytes(struct mem_info *info)
@@ -99,20 +88,10 @@ static int status(int err)
 
 static struct mem_info *info_alloc(void)
 {
-	struct mem_info *info = NULL;
+	struct mem_info *info = kzalloc_obj(*info);
 
-	if (nvlab_config(NVLAB_C_KEY_REUSE)) {
-		mutex_lock(&lists_lock);
-		info = list_first_entry_or_null(&spares, struct mem_info, node);
-		if (info)
-			list_del(&info->node);
-		mutex_unlock(&lists_lock);
-	}
-	if (!info)
-		info = kmalloc_obj(*info);
 	if (!info)
 		return NULL;
-	memset(info, 0, sizeof(*info));
 	INIT_LIST_HEAD(&info->mappings);
 	mutex_init(&info->mappings_lock);
 	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, info_bytes(info));
@@ -123,26 +102,18 @@ static void info_free(struct mem_info *info)
 {
 	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, -info_bytes(info));
 	mutex_destroy(&info->mappings_lock);
-	if (nvlab_config(NVLAB_C_POISON))
-		memset(info, POISON, sizeof(*info));
-	if (nvlab_config(NVLAB_C_KEY_REUSE)) {
-		mutex_lock(&lists_lock);
-		list_add(&info->node, &spares);
-		mutex_unlock(&lists_lock);
-		return;
-	}
 	kfree(info);
 }
 
 /* --- DMA mappings --- */
 
-static void mapping_undo(struct mapping *map, u32 from, u32 to)
+static void mapping_undo(struct mapping *map, u32 count)
 {
 	struct device *dev = &map->pub.pci_dev->dev;
 	u32 i;
 
 	if (map->how == MAPPED_RESOURCE)
-		for (i = from; i < to; i++)
+		for (i = 0; i < count; i++)
 			dma_unmap_resource(dev, map->pub.dma_addresses[i],
 					   map->page_size, DMA_BIDIRECTIONAL,
 					   0);
@@ -154,11 +125,8 @@ static void mapping_undo(struct mapping *map, u32 from, u32 to)
 
 static void mapping_free(struct mapping *map)
 {
-	mapping_undo(map, 0, map->pub.entries);
+	mapping_undo(map, map->pub.entries);
 	nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, -1);
-	if (nvlab_config(NVLAB_C_POISON))
-		memset(map->pub.dma_addresses, POISON,
-		       map->pub.entries * sizeof(u64));
 	kvfree(map->pub.dma_addresses);
 	kfree(map);
 }
@@ -199,9 +167,6 @@ static void table_free(struct mem_info *info)
 
 	while ((map = mapping_take(info, NULL)))
 		mapping_free(map);
-	if (info->records && nvlab_config(NVLAB_C_POISON))
-		memset(info->records, POISON,
-		       info->pages_made * sizeof(*info->records));
 	kvfree(info->records);
 	kvfree(table->pages);
 	kfree(table->gpu_uuid);
@@ -213,9 +178,9 @@ void nvlab_p2p_leak(void *key)
 	struct mem_info *info = info_of(key);
 
 	nvlab_count(NVLAB_ACCOUNT_LEAKED_TABLES);
-	mutex_lock(&lists_lock);
+	mutex_lock(&leaked_lock);
 	list_add(&info->node, &leaked);
-	mutex_unlock(&lists_lock);
+	mutex_unlock(&leaked_lock);
 }
 
 /* --- get --- */
@@ -307,18 +272,14 @@ static int table_build(struct mem_info *info, const u64 *phys, u32 count)
 		entries -= min_t(u64, change, entries);
 	entries += nvlab_fault(NVLAB_F_TABLE_LONG);
 
-	table->pages = nvlab_fault_is(NVLAB_F_GET_NOMEM, 2) ? NULL :
-		       kvcalloc(max(entries, 1), sizeof(*table->pages),
-				GFP_KERNEL);
+	table->pages = kvcalloc(max(entries, 1), sizeof(*table->pages), GFP_KERNEL);
 	if (!table->pages)
 		return -ENOMEM;
 	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, -info_bytes(info));
 	info->pages_room = entries;
 	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, info_bytes(info));
 	table->version = nvlab_config(NVLAB_C_TABLE_VERSION);
-	info->records = nvlab_fault_is(NVLAB_F_GET_NOMEM, 3) ? NULL :
-			kvcalloc(max(entries, 1), sizeof(*info->records),
-				 GFP_KERNEL);
+	info->records = kvcalloc(max(entries, 1), sizeof(*info->records), GFP_KERNEL);
 	if (!info->records)
 		return -ENOMEM;
 	for (i = 0; i < entries; i++) {
@@ -350,27 +311,12 @@ static void mem_info_free_callback(void *data)
 	info->free_callback(info->data);
 	lab_mark_end();
 	nvlab_add_since(NVLAB_ACCOUNT_CALLBACK_NS, start);
-	if (nvlab_fault(NVLAB_F_CALLBACK_DOUBLE)) {
-		nvlab_count(NVLAB_ACCOUNT_CALLBACKS);
-		info->free_callback(info->data);
-	}
-	nvlab_hold(NVLAB_H_CALLBACK_AFTER);
 	table_free(info);
 }
 
-static int range_check(u64 *va, u64 *len)
+static bool range_is_good(u64 va, u64 len)
 {
-	u64 end = *va + *len;
-
-	if (!*len || end < *va)
-		return -EINVAL;
-	if (IS_ALIGNED(*va | *len, NVLAB_GPU_PAGE))
-		return 0;
-	if (nvlab_config(NVLAB_C_ALIGN))
-		return -EINVAL;
-	*va = ALIGN_DOWN(*va, NVLAB_GPU_PAGE);
-	*len = ALIGN(end, NVLAB_GPU_PAGE) - *va;
-	return *va + *len < *va ? -EINVAL : 0;
+	return len && va + len >= va && IS_ALIGNED(va | len, NVLAB_GPU_PAGE);
 }
 
 /* The persistent half of get: find the GPU, hold it, duplicate the memory. */
@@ -403,15 +349,14 @@ static int get_persistent(ktime_t *start, struct mem_info *info, u64 va,
  * driver loaded. After an error the pin stays, without either, and its table is
  * leaked. A second put then takes away a reference that somebody else has.
  */
-static int put_persistent(struct mem_info *info, int failed)
+static int put_persistent(struct mem_info *info)
 {
 	struct nvlab_gpu *gpu = info->gpu;
 	ktime_t start = ktime_get();
 	u64 len;
-	int err = failed;
+	int err;
 
-	if (!err)
-		err = nvlab_rm_put_persistent(&start, info->dup, &len);
+	err = nvlab_rm_put_persistent(&start, info->dup, &len);
 	nvlab_gpu_unpin(gpu);
 	module_put(THIS_MODULE);
 	if (err) {
@@ -433,7 +378,6 @@ static int put_revocable(struct nvidia_p2p_page_table *table)
 
 	/* The table may be gone: until RM knows it, it is a number. */
 	err = nvlab_rm_put(&start, table, &len);
-	nvlab_hold(NVLAB_H_PUT_AFTER);
 	if (err)
 		return err;
 	table_free(info_of(table));
@@ -446,7 +390,6 @@ static int get(bool persistent, u64 va, u64 len,
 	       struct nvidia_p2p_page_table **table,
 	       void (*free_callback)(void *data), void *data)
 {
-	u32 *wreq = NULL, *rreq = NULL;
 	ktime_t start = ktime_get();
 	struct nvlab_pinned pinned;
 	struct mem_info *info;
@@ -455,9 +398,8 @@ static int get(bool persistent, u64 va, u64 len,
 	u32 count;
 	int err;
 
-	err = range_check(&va, &len);
-	if (err)
-		return err;
+	if (!range_is_good(va, len))
+		return -EINVAL;
 	*table = NULL;
 	info = info_alloc();
 	if (!info)
@@ -470,12 +412,9 @@ static int get(bool persistent, u64 va, u64 len,
 	if (nvlab_fault_is(NVLAB_F_GET_NOMEM, 1))
 		goto failed;
 	phys = kvmalloc_array(count, sizeof(*phys), GFP_KERNEL | __GFP_NOWARN);
-	wreq = kvmalloc_array(count, sizeof(*wreq), GFP_KERNEL | __GFP_NOWARN);
-	rreq = kvmalloc_array(count, sizeof(*rreq), GFP_KERNEL | __GFP_NOWARN);
-	if (!phys || !wreq || !rreq)
+	if (!phys)
 		goto failed;
 
-	nvlab_hold(persistent ? NVLAB_H_PGET_ALLOC : NVLAB_H_GET_ALLOC);
 	err = persistent ? get_persistent(&start, info, va, len, phys, count,
 					  &pinned) :
 			   nvlab_rm_get(&start, va, len, info, phys, count,
@@ -485,7 +424,6 @@ static int get(bool persistent, u64 va, u64 len,
 	got = true;
 	info->gpu = pinned.gpu;
 	info->coherent = pinned.coherent;
-	nvlab_hold(persistent ? NVLAB_H_PGET_FOUND : NVLAB_H_GET_FOUND);
 
 	err = -ENOMEM;
 	info->table.gpu_uuid = kmemdup(pinned.gpu->uuid, NVLAB_UUID_LEN,
@@ -496,32 +434,24 @@ static int get(bool persistent, u64 va, u64 len,
 	if (err)
 		goto failed;
 	nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len, NVLAB_ALL);
-	if (persistent) {
-		nvlab_hold(NVLAB_H_PGET_DONE);
-	} else {
+	if (!persistent) {
 		info->free_callback = free_callback;
 		info->data = data;
-		nvlab_hold(NVLAB_H_GET_FILLED);
 		err = nvlab_rm_register(va, len, info, mem_info_free_callback,
 					info);
 		if (err)
 			goto failed;
 		/* From here on the callback may run, and info be gone. */
-		nvlab_hold(NVLAB_H_GET_DONE);
 	}
-	kvfree(rreq);
-	kvfree(wreq);
 	kvfree(phys);
 	return 0;
 
 failed:
-	kvfree(rreq);
-	kvfree(wreq);
 	kvfree(phys);
 	if (!got) {
 		table_free(info);	/* and *table keeps pointing there */
 	} else if (persistent) {
-		put_persistent(info, 0);
+		put_persistent(info);
 		*table = NULL;
 	} else {
 		if (put_revocable(&info->table))
@@ -581,19 +511,12 @@ noinline int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 				  u64 virtual_address,
 				  struct nvidia_p2p_page_table *page_table)
 {
-	u64 start = ktime_get_ns(), wrong;
+	u64 start = ktime_get_ns();
 	int err;
 
 	nvlab_count(NVLAB_ACCOUNT_PUTS);
-	if (!page_table || nvlab_fault(NVLAB_F_PUT_FORGET))
+	if (!page_table)
 		return 0;
-	/* Every error of this path comes before anything is undone (docs/facts.md#put). */
-	wrong = nvlab_fault(NVLAB_F_PUT_ERRNO);
-	if (wrong) {
-		nvlab_count(NVLAB_ACCOUNT_PUT_FAILURES);
-		return -(int)wrong;
-	}
-	nvlab_hold(NVLAB_H_PUT_BEFORE);
 	err = put_revocable(page_table);
 	nvlab_add_since(NVLAB_ACCOUNT_PUT_NS, start);
 	if (err == -ENOENT) {
@@ -615,7 +538,7 @@ nvidia_p2p_put_pages_persistent(u64 virtual_address,
 				struct nvidia_p2p_page_table *page_table,
 				u32 flags)
 {
-	u64 start = ktime_get_ns(), wrong;
+	u64 start = ktime_get_ns();
 	int err;
 
 	nvlab_count(NVLAB_ACCOUNT_PERSISTENT_PUTS);
@@ -625,10 +548,7 @@ nvidia_p2p_put_pages_persistent(u64 virtual_address,
 		nvlab_count(NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES);
 		return -EINVAL;
 	}
-	wrong = nvlab_fault(NVLAB_F_PERSISTENT_PUT_ERRNO);
-	nvlab_hold(NVLAB_H_PPUT_BEFORE);
-	err = put_persistent(info_of(page_table), -(int)wrong);
-	nvlab_hold(NVLAB_H_PPUT_AFTER);
+	err = put_persistent(info_of(page_table));
 	nvlab_add_since(NVLAB_ACCOUNT_PUT_NS, start);
 	if (err)
 		nvlab_count(NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES);
@@ -709,13 +629,12 @@ static int map_pages(struct mapping *map)
 		i++;
 	}
 	if (err)
-		mapping_undo(map, 0, 0);
+		mapping_undo(map, 0);
 	return err;
 }
 
 static int map_all(struct mapping *map, struct mem_info *info)
 {
-	bool goes_on = nvlab_config(NVLAB_C_DMA_MODE) == 550;
 	u64 partial = nvlab_fault(NVLAB_F_MAP_PARTIAL);
 	int err = 0;
 	u32 i;
@@ -730,12 +649,8 @@ static int map_all(struct mapping *map, struct mem_info *info)
 				     &map->pub.dma_addresses[i]);
 		if (!err)
 			continue;
-		if (map->how == MAPPED_RESOURCE)
-			map->pub.dma_addresses[i] = DMA_MAPPING_ERROR;
-		mapping_undo(map, 0, i);
-		/* 550 goes on with the next page and forgets this error. */
-		if (!goes_on)
-			break;
+		mapping_undo(map, i);
+		break;
 	}
 	return err;
 }
@@ -778,12 +693,9 @@ static int dma_map(struct pci_dev *peer,
 	if (info->coherent)
 		map->how = map->pub.entries && pfn_valid(PHYS_PFN(map->pub.dma_addresses[0])) ?
 			   MAPPED_PAGES : MAPPED_RESOURCE;
-	else if (nvlab_config(NVLAB_C_DMA_MODE) == 550)
-		map->how = MAPPED_RESOURCE;
 	else
 		map->how = MAPPED_RAW;
 
-	nvlab_hold(NVLAB_H_MAP_BEFORE);
 	err = nvlab_api_lock("dma_map_pages");
 	if (err)
 		goto free;
@@ -797,7 +709,6 @@ static int dma_map(struct pci_dev *peer,
 	nvlab_api_unlock();
 	if (err)
 		goto free;
-	nvlab_hold(NVLAB_H_MAP_AFTER);
 	mutex_lock(&info->mappings_lock);
 	list_add_tail(&map->node, &info->mappings);
 	mutex_unlock(&info->mappings_lock);
@@ -868,6 +779,4 @@ void nvlab_p2p_exit(void)
 	/* Nobody is left to race with. */
 	list_for_each_entry_safe(info, next, &leaked, node)
 		table_free(info);
-	list_for_each_entry_safe(info, next, &spares, node)
-		kfree(info);
 }

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The exported nvidia_p2p_* functions: those of NVIDIA's nv-p2p.c, which the
+ * compiler's command line renames (Kbuild), with counters, times, hold points and
+ * faults around each.
+ *
+ * A fault of a put ends the call here. nv-p2p.c would undo as much and print a
+ * warning besides, which is left out. nv-p2p.c never calls a callback twice, and its
+ * put never lies: these two faults are for the module's defences alone.
+ */
+#include <linux/error-injection.h>
+#include <linux/xarray.h>
+
+#include "nv-linux.h"
+#include "nv-p2p.h"
+
+#include "lab_mark.h"
+#include "nvlab.h"
+#include "front.h"
+
+/* The callback of each revocable get that is under way, by its task. */
+static DEFINE_XARRAY(gets);
+
+struct nvlab_callback *nvlab_callback_of_get(void)
+{
+	return xa_load(&gets, (unsigned long)current);
+}
+
+static void call_client(const struct nvlab_callback *callback)
+{
+	nvlab_count(NVLAB_ACCOUNT_CALLBACKS);
+	callback->client(callback->client_data);
+}
+
+/* What nv-p2p.c calls in place of the client, before it frees the table. */
+static void call(void *data)
+{
+	struct nvlab_callback *callback = data;
+	u64 start = ktime_get_ns();
+
+	lab_mark_begin();
+	call_client(callback);
+	lab_mark_end();
+	nvlab_add_since(NVLAB_ACCOUNT_CALLBACK_NS, start);
+	if (nvlab_fault(NVLAB_F_CALLBACK_DOUBLE))
+		call_client(callback);
+	nvlab_front_poison(callback->table);
+}
+
+static int get(u64 token, u32 va_space, u64 va, u64 len, struct nvidia_p2p_page_table **table,
+	       void (*free_callback)(void *data), void *data)
+{
+	struct nvlab_callback *callback;
+	int err;
+
+	*table = NULL;
+	if (!free_callback)
+		return nvidia_front_get_pages(token, va_space, va, len, table, NULL, data);
+	callback = kzalloc_obj(*callback);
+	if (!callback)
+		return -ENOMEM;
+	callback->client = free_callback;
+	callback->client_data = data;
+	err = xa_err(xa_store(&gets, (unsigned long)current, callback, GFP_KERNEL));
+	if (!err) {
+		err = nvidia_front_get_pages(token, va_space, va, len, table, call, callback);
+		xa_erase(&gets, (unsigned long)current);
+	}
+	/* After a success it is the table's, which may be gone. */
+	if (err)
+		kfree(callback);
+	return err;
+}
+
+static void ended(int err, enum nvlab_counter failures, enum nvlab_counter ns, u64 start)
+{
+	if (err)
+		nvlab_count(failures);
+	nvlab_add_since(ns, start);
+}
+
+noinline int nvidia_p2p_get_pages(uint64_t token, uint32_t va_space, uint64_t va, uint64_t len,
+				  struct nvidia_p2p_page_table **table,
+				  void (*free_callback)(void *data), void *data)
+{
+	u64 start = ktime_get_ns();
+	int err;
+
+	nvlab_count(NVLAB_ACCOUNT_GETS);
+	err = get(token, va_space, va, len, table, free_callback, data);
+	if (!err)
+		nvlab_hold(NVLAB_H_GET_DONE);
+	ended(err, NVLAB_ACCOUNT_GET_FAILURES, NVLAB_ACCOUNT_GET_NS, start);
+	return err;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages);
+ALLOW_ERROR_INJECTION(nvidia_p2p_get_pages, ERRNO);
+
+noinline int nvidia_p2p_get_pages_persistent(uint64_t va, uint64_t len,
+					     struct nvidia_p2p_page_table **table,
+					     uint32_t flags)
+{
+	u64 start = ktime_get_ns();
+	int err;
+
+	nvlab_count(NVLAB_ACCOUNT_PERSISTENT_GETS);
+	err = nvidia_front_get_pages_persistent(va, len, table, flags);
+	if (!err)
+		nvlab_hold(NVLAB_H_PGET_DONE);
+	ended(err, NVLAB_ACCOUNT_PERSISTENT_GET_FAILURES, NVLAB_ACCOUNT_GET_NS, start);
+	return err;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages_persistent);
+ALLOW_ERROR_INJECTION(nvidia_p2p_get_pages_persistent, ERRNO);
+
+noinline int nvidia_p2p_put_pages(uint64_t token, uint32_t va_space, uint64_t va,
+				  struct nvidia_p2p_page_table *table)
+{
+	u64 start = ktime_get_ns(), wrong;
+	int err;
+
+	nvlab_count(NVLAB_ACCOUNT_PUTS);
+	if (nvlab_fault(NVLAB_F_PUT_FORGET))
+		return 0;
+	/* Every error of this path comes before anything is undone (docs/facts.md#put). */
+	wrong = nvlab_fault(NVLAB_F_PUT_ERRNO);
+	nvlab_hold(NVLAB_H_PUT_BEFORE);
+	err = wrong ? -(int)wrong : nvidia_front_put_pages(token, va_space, va, table);
+	ended(err, NVLAB_ACCOUNT_PUT_FAILURES, NVLAB_ACCOUNT_PUT_NS, start);
+	return err;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages);
+ALLOW_ERROR_INJECTION(nvidia_p2p_put_pages, ERRNO);
+
+/*
+ * The reference of the GPU goes whatever RM answers, and with it what keeps the
+ * driver loaded. The pin stays, without either, and its table is lost.
+ */
+static int put_fails(struct nvidia_p2p_page_table *table, u64 wrong)
+{
+	nvidia_dev_put_uuid(table->gpu_uuid, NULL);
+	nvlab_p2p_leak(table);
+	return -(int)wrong;
+}
+
+noinline int nvidia_p2p_put_pages_persistent(uint64_t va, struct nvidia_p2p_page_table *table,
+					     uint32_t flags)
+{
+	u64 start = ktime_get_ns(), wrong = nvlab_fault(NVLAB_F_PERSISTENT_PUT_ERRNO);
+	int err;
+
+	nvlab_count(NVLAB_ACCOUNT_PERSISTENT_PUTS);
+	nvlab_hold(NVLAB_H_PPUT_BEFORE);
+	err = wrong && table && !flags ? put_fails(table, wrong) :
+					 nvidia_front_put_pages_persistent(va, table, flags);
+	nvlab_hold(NVLAB_H_PPUT_AFTER);
+	ended(err, NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES, NVLAB_ACCOUNT_PUT_NS, start);
+	return err;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages_persistent);
+ALLOW_ERROR_INJECTION(nvidia_p2p_put_pages_persistent, ERRNO);
+
+noinline int nvidia_p2p_dma_map_pages(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
+				      struct nvidia_p2p_dma_mapping **mapping)
+{
+	u64 start = ktime_get_ns();
+	int err;
+
+	nvlab_count(NVLAB_ACCOUNT_DMA_MAPS);
+	/* After the call the table may be gone, and the mapping with it. */
+	nvlab_front_mapped(table, 1);
+	err = nvidia_front_dma_map_pages(peer, table, mapping);
+	if (err)
+		nvlab_front_mapped(table, -1);
+	ended(err, NVLAB_ACCOUNT_DMA_MAP_FAILURES, NVLAB_ACCOUNT_MAP_NS, start);
+	return err;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_dma_map_pages);
+ALLOW_ERROR_INJECTION(nvidia_p2p_dma_map_pages, ERRNO);
+
+noinline int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
+					struct nvidia_p2p_page_table *table,
+					struct nvidia_p2p_dma_mapping *mapping)
+{
+	u64 start = ktime_get_ns();
+	/* nv-p2p.c answers 0 also where there is no such mapping: where the table has none. */
+	unsigned int before = nvlab_p2p_mappings(table);
+	int err = nvidia_front_dma_unmap_pages(peer, table, mapping);
+
+	if (!err && before)
+		nvlab_front_mapped(table, -1);
+	else if (!err)
+		nvlab_count(NVLAB_ACCOUNT_DMA_UNMAPS_NOT_FOUND);
+	nvlab_count(NVLAB_ACCOUNT_DMA_UNMAPS);
+	nvlab_add_since(NVLAB_ACCOUNT_UNMAP_NS, start);
+	return err;
+}
+EXPORT_SYMBOL_GPL(nvidia_p2p_dma_unmap_pages);
+ALLOW_ERROR_INJECTION(nvidia_p2p_dma_unmap_pages, ERRNO);
