@@ -152,8 +152,8 @@ fn run(args: Args) -> Result<bool> {
     }
 }
 
-/// The demo has the odd flavour of the GPU driver, which builds in seconds: NVIDIA's own front needs
-/// two minutes of probes first.
+/// Returns the demo's module. It runs beside the odd flavour of the GPU driver, which is built in
+/// seconds (ci/qemu/gpu/README.md).
 fn demos(nvidia_c: bool) -> Module {
     if nvidia_c {
         Module::NvidiaC
