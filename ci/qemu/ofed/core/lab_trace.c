@@ -175,6 +175,8 @@ static const char * const point_names[LAB_POINTS] = {
 	[LAB_BEFORE_PUT_PAGES] = "before_put_pages",
 	/* No lock. */
 	[LAB_BEFORE_RELEASE] = "before_release",
+	/* A client that unregisters is in no list any more. No lock. */
+	[LAB_BEFORE_DRAIN] = "before_drain",
 	/*
 	 * The client has called the core's hook. Nothing of the core is touched yet, not
 	 * even the handle. The locks are those that the caller holds.
@@ -194,6 +196,11 @@ static const char * const point_names[LAB_POINTS] = {
 	 * is in.
 	 */
 	[LAB_IN_DMA_UNMAP] = "in_dma_unmap",
+	/*
+	 * The NIC is about to make a key. The umem mapping lock of a client with
+	 * invalidation, and the NIC's lock for new keys.
+	 */
+	[LAB_NIC_MKEY] = "nic_mkey",
 	/*
 	 * The NIC has begun to write to peer memory, and no byte of that packet is there
 	 * yet: a fence waits for it. No lock; a kernel thread of rxe's.

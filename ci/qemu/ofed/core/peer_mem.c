@@ -10,7 +10,13 @@
  * repaired: statistics that stay 0, the inverted stop test of 24.10,
  * get_page_size() called although nobody checked that it is there, put_pages()
  * under the mapping lock when dma_map() fails, a client pointer that a late
- * invalidation reads after release() has returned.
+ * invalidation reads after release() has returned, bytes that are counted twice
+ * where an invalidation comes right after a stop, a memory_peers that nobody can
+ * make anew while the last client's umems are still there.
+ *
+ * What it says about drivers that misuse it is what real cores say: a WARNING
+ * where a notifier was armed and never stopped, and, on a kernel that checks
+ * mutexes, one where a umem is freed with its mapping lock held.
  *
  * What it leaves out:
  *  - in 24.10, the unlock of an unlocked mutex at each deregistration of a client
@@ -143,7 +149,7 @@ struct ib_peer_memory_client {
 enum mapped_state {
 	UNMAPPED,
 	MAPPED,
-	INVALIDATED,
+	INVALIDATED,	/* the client unmaps by itself; not all of it is counted */
 };
 
 struct ib_umem_peer {
@@ -301,8 +307,12 @@ static void put_client(struct ib_peer_memory_client *client)
 
 static void umem_peer_free(struct kref *kref)
 {
-	/* No mutex_destroy(): drivers that forget to stop leave it locked. */
-	kfree(container_of(kref, struct ib_umem_peer, kref));
+	struct ib_umem_peer *peer = container_of(kref, struct ib_umem_peer,
+						 kref);
+
+	/* Held where a driver neither armed nor stopped the notifier. */
+	mutex_destroy(&peer->mapping_lock);
+	kfree(peer);
 }
 
 static void put_peer(struct ib_umem_peer *peer)
@@ -389,24 +399,36 @@ static void untrim_sgl(struct ib_umem_peer *peer)
 	peer->last_sg = NULL;
 }
 
-/* The core is done with the table. Real cores forget it before they count. */
+/* The core is done with the table. */
 static void forget_sgl(struct ib_umem_peer *peer)
 {
-	struct peer_stats *stats = &peer->client->stats;
 	struct sg_table *sgt = &peer->umem.sgt_append.sgt;
 
 	memset(sgt, 0, sizeof(*sgt));
-	atomic64_add(sgt->nents, &stats->num_dereg_pages);
-	atomic64_add(peer->umem.length, &stats->num_dereg_bytes);
-	atomic64_inc(&stats->num_dealloc_mrs);
+	atomic64_inc(&peer->client->stats.num_dealloc_mrs);
 }
 
-static void unmap_and_put(struct ib_umem_peer *peer)
+/*
+ * Ends the mapping, where there is one, and counts what ends. @from is the state
+ * that the caller found. Real cores forget the table before they count it, and
+ * count the bytes of an invalidated umem when it is stopped.
+ */
+static void end_mapping(struct ib_umem_peer *peer, enum mapped_state from)
 {
-	untrim_sgl(peer);
-	call_dma_unmap(peer);
-	call_put_pages(peer);
-	forget_sgl(peer);
+	struct peer_stats *stats = &peer->client->stats;
+
+	if (from == MAPPED) {
+		untrim_sgl(peer);
+		call_dma_unmap(peer);
+		call_put_pages(peer);
+		forget_sgl(peer);
+	}
+	if (from != UNMAPPED) {
+		atomic64_add(peer->umem.sgt_append.sgt.nents,
+			     &stats->num_dereg_pages);
+		atomic64_add(peer->umem.length, &stats->num_dereg_bytes);
+	}
+	peer->state = UNMAPPED;
 }
 
 static struct lock_class_key mapping_lock_ticket;
@@ -564,17 +586,16 @@ static bool still_locked(struct ib_umem_peer *peer)
 void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 {
 	struct ib_umem_peer *peer = to_peer(umem);
+	enum mapped_state from;
 	struct lab_call call;
-	bool mapped;
 
 	lab_hold(LAB_BEFORE_STOP, client_name(peer));
 	call = lab_trace_begin();
 	if (!still_locked(peer))
 		mutex_lock(&peer->mapping_lock);
 	peer->func = NULL;
-	mapped = peer->state == MAPPED;
-	if (mapped)
-		peer->state = UNMAPPED;
+	from = peer->state;
+	peer->state = UNMAPPED;
 
 	if (peer->client->flags & PEER_MEM_INVALIDATE_UNMAPS) {
 		/*
@@ -584,14 +605,12 @@ void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 		mutex_unlock(&peer->mapping_lock);
 		trace_end(peer, call, "stop", 0);
 		lab_hold(LAB_IN_STOP, client_name(peer));
-		if (mapped)
-			unmap_and_put(peer);
+		end_mapping(peer, from);
 		return;
 	}
 	trace_end(peer, call, "stop", 0);
 	lab_hold(LAB_IN_STOP, client_name(peer));
-	if (mapped)
-		unmap_and_put(peer);
+	end_mapping(peer, from);
 	mutex_unlock(&peer->mapping_lock);
 }
 EXPORT_SYMBOL(ib_umem_stop_invalidation_notifier);
@@ -601,11 +620,13 @@ void ib_peer_umem_release(struct ib_umem *umem)
 {
 	struct ib_umem_peer *peer = to_peer(umem);
 
-	/* Never stopped: a queue's umem, or a driver that forgot. */
-	if (peer->state == MAPPED) {
-		peer->state = UNMAPPED;
-		unmap_and_put(peer);
-	}
+	/* Armed and never stopped: who frees now stops what is gone. */
+	WARN_ON(peer->func);
+	/*
+	 * Still mapped: a queue's umem, or one that a driver forgot to stop.
+	 * Invalidated: the invalidation came after the stop.
+	 */
+	end_mapping(peer, peer->state);
 	drop_ticket(peer);
 	call_release(peer);
 	put_client(peer->client);
@@ -659,9 +680,8 @@ static int invalidate_ticket(void *reg_handle, u64 core_context)
 			forget_sgl(peer);
 		}
 		peer->state = INVALIDATED;
-	} else if (peer->state == MAPPED) {
-		peer->state = UNMAPPED;
-		unmap_and_put(peer);
+	} else {
+		end_mapping(peer, peer->state);
 	}
 	mutex_unlock(&peer->mapping_lock);
 	lab_trace_end(call, name, "invalidate", peer->umem.address,
@@ -759,51 +779,55 @@ static const struct kobj_type client_type = {
 	.release = client_free,
 };
 
-/* memory_peers, there while a client has a folder in it */
-static struct kobject *peers_kobj;	/* under peer_memory_mutex, as the next */
-static unsigned int nr_folders;
+/* memory_peers, for the next client; under peer_memory_mutex */
+static struct kobject *peers_kobj;
 
+/*
+ * Put when the list becomes empty. The folder itself stays until the last
+ * client's umems are gone and with them that client's folder. Nobody can make a
+ * second one meanwhile.
+ */
 static void put_peers_kobj(void)
 {
-	if (nr_folders)
+	if (!list_empty(&peer_memory_list))
 		return;
-	kobject_del(peers_kobj);
 	kobject_put(peers_kobj);
 	peers_kobj = NULL;
 }
 
+static bool is_taken(struct kobject *folder, const char *name)
+{
+	struct kernfs_node *same = kernfs_find_and_get(folder->sd, name);
+
+	kernfs_put(same);
+	return same;
+}
+
 static int add_sysfs(struct ib_peer_memory_client *client)
 {
-	struct kernfs_node *same;
+	const char *name = client->ops->name;
 	int ret;
 
 	if (!has_memory_peers())
 		return 0;
+	if (!peers_kobj && is_taken(mm_kobj, "memory_peers")) {
+		pr_err("client %s: memory_peers of the client before is still there\n",
+		       name);
+		return -EEXIST;
+	}
 	if (!peers_kobj)
 		peers_kobj = kobject_create_and_add("memory_peers", mm_kobj);
 	if (!peers_kobj)
 		return -ENOMEM;
-	same = kernfs_find_and_get(peers_kobj->sd, client->ops->name);
-	if (same) {
-		kernfs_put(same);
-		pr_err("client %s: the name is taken\n", client->ops->name);
-		return -EEXIST;
+	if (is_taken(peers_kobj, name)) {
+		pr_err("client %s: the name is taken\n", name);
+		ret = -EEXIST;
+	} else {
+		ret = kobject_add(&client->kobj, peers_kobj, "%s", name);
 	}
-	ret = kobject_add(&client->kobj, peers_kobj, "%s", client->ops->name);
 	if (ret)
 		put_peers_kobj();
-	else
-		nr_folders++;
 	return ret;
-}
-
-static void remove_sysfs(struct ib_peer_memory_client *client)
-{
-	if (!client->kobj.state_in_sysfs)
-		return;
-	kobject_del(&client->kobj);
-	nr_folders--;
-	put_peers_kobj();
 }
 
 /* debugfs: the same for the lab's tests, where there is no memory_peers */
@@ -926,15 +950,14 @@ void ib_unregister_peer_memory_client(void *reg_handle)
 
 	mutex_lock(&peer_memory_mutex);
 	list_del(&client->list);
+	put_peers_kobj();
 	mutex_unlock(&peer_memory_mutex);
 
+	lab_hold(LAB_BEFORE_DRAIN, client->ops->name);
 	put_client(client);
 	wait_for_completion(&client->unused);
 	WARN_ON(!xa_empty(&client->tickets));
-	/* Its folder, and so its name, until its last umem is gone. */
-	mutex_lock(&peer_memory_mutex);
-	remove_sysfs(client);
-	mutex_unlock(&peer_memory_mutex);
+	/* With it goes its folder, and so its name. */
 	kobject_put(&client->kobj);
 }
 EXPORT_SYMBOL(ib_unregister_peer_memory_client);
@@ -954,6 +977,12 @@ const char *ib_peer_lab_client_name(struct ib_umem *umem)
 	return client_name(to_peer(umem));
 }
 EXPORT_SYMBOL_GPL(ib_peer_lab_client_name);
+
+void ib_peer_lab_hold_mkey(struct ib_umem *umem)
+{
+	lab_hold(LAB_NIC_MKEY, client_name(to_peer(umem)));
+}
+EXPORT_SYMBOL_GPL(ib_peer_lab_hold_mkey);
 
 void ib_peer_lab_hold_write(struct ib_umem *umem)
 {

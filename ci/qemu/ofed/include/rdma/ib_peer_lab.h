@@ -29,6 +29,9 @@ int ib_peer_lab_set_dma_device(struct ib_device *ibdev,
 /* Name of the client that owns this peer umem. */
 const char *ib_peer_lab_client_name(struct ib_umem *umem);
 
+/* Hold point "nic_mkey": the NIC is about to make a key for this peer umem. */
+void ib_peer_lab_hold_mkey(struct ib_umem *umem);
+
 /* Hold point "nic_write": the NIC is about to write to this peer umem. */
 void ib_peer_lab_hold_write(struct ib_umem *umem);
 
