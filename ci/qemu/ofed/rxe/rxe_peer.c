@@ -8,16 +8,23 @@
  * the activation of the notifier and never again. It translates as mlx5's MTTs
  * do: the core chooses the page size, and a list that allows none is an error;
  * a table of one address per page is filled block by block, and each access
- * finds its address there. Its DMA device is the NIC's PCI function, and each
+ * finds its address there. For a queue or a DevX umem the page size depends on
+ * the DMA address alone. Its DMA device is the NIC's PCI function, and each
  * access goes through lab_pcie, hence through that function's IOMMU domain.
- * The key works before the notifier is active. An invalidation stops new
+ * A NIC makes one key at a time, with the umem mapping lock held. The key works
+ * before the notifier is active. An invalidation stops new
  * accesses, waits for those under way and leaves the MR dead: its users get
  * error completions. A fence takes time while the NIC still has access, and
  * may fail. The core does not learn that a fence in an invalidation failed. In
  * a deregistration it is the errno, and everything stays: umem, registration,
- * the client's module. Deregistering again is then possible. So it is where the
+ * the client's module. Deregistering again is then possible, and fences again,
+ * also an MR that is dead. So it is where the
  * key cannot be destroyed after the fence: the memory is unmapped by then, and
  * the umem is not released.
+ *
+ * Its faults are those of mlx5 in OFED 25.10, file and line beside each: a NIC
+ * whose fences fail for good, or only seem to work; umems that are released
+ * with their mapping lock held, without a stop, or never.
  *
  * And a NIC that imports dma-bufs as irdma, efa, bnxt_re and mana do, pinned
  * for as long as the MR lives (ib_umem_dmabuf_get_pinned()), for the same DMA
@@ -31,9 +38,10 @@
  * /sys/kernel/debug/rxe_peer has its state and its faults: below.
  *
  * What it leaves out: mkeys and translation tables of a limited size, the mkey
- * cache, UMR work requests, ATS, DMA that outlives a deregistration because
- * the PCIe fabric reorders it; drivers that release a umem without stopping its
- * notifier or that never activate it.
+ * cache, UMR work requests (small MRs are made by one, without the lock for new
+ * keys), pages above 2 GiB, ATS, DMA that outlives a deregistration because the
+ * PCIe fabric reorders it; drivers that never activate the notifier; whether the
+ * key of a lost MR still works.
  */
 #include <linux/debugfs.h>
 #include <linux/delay.h>
@@ -82,7 +90,8 @@ struct rxe_peer_mr {
 	unsigned int longest_entry;	/* bytes */
 	u64 cuts;		/* OR of the addresses where neighbours meet */
 	unsigned int page_shift;
-	u64 first;		/* iova that mtt[0] begins with */
+	u64 start;		/* iova of the first byte */
+	u64 into;		/* where in the first page that is */
 	size_t nr_mtts;
 	dma_addr_t mtt[] __counted_by(nr_mtts);
 };
@@ -108,13 +117,37 @@ static u32 fence_us;
  * with -EIO and can be tried again.
  */
 static atomic_t fence_fail;
+/* 1: each fence fails with -EFAULT, as after one failed recovery (umr.c:369). */
+static u32 fence_broken;
+/*
+ * 1: a fence returns at once and stops nothing, as where the NIC has reported an
+ * internal error (umr.c:426).
+ */
+static u32 internal_error;
 /*
  * The next n deregistrations fail with -EIO after the stop: the core has
- * unmapped, and the key is still there.
+ * unmapped, and the key is still there (mr.c:2234-2241).
  */
 static atomic_t destroy_fail;
+/*
+ * The next n deregistrations do not stop the notifier, as those of an mkey of
+ * the cache that ibv_rereg_mr() has moved from host to GPU memory.
+ */
+static atomic_t skip_stop;
 /* The next n registrations fail with -ENOMEM: mapped, the notifier not armed. */
 static atomic_t fail_mkey;
+/*
+ * The next n registrations fail with -EFAULT, and so does the fence that undoes
+ * them. Nobody looks at that: the umem stays, mapped and locked (mr.c:1576).
+ */
+static atomic_t lose_mr;
+/*
+ * The next n re-registrations from host to GPU memory fail with -EFAULT. The
+ * umem is released with its mapping lock held (mr.c:2018-2024).
+ */
+static atomic_t rereg_fail;
+/* Whose re-registration is to fail in this way. */
+static struct task_struct *rereg_fails_for;
 /* The next n registrations ask for no invalidation, as a CQ or a DevX umem does. */
 static atomic_t no_invalidation;
 
@@ -158,10 +191,21 @@ static const char *owner(struct ib_umem *umem)
 /* What mlx5 asks for: any power of two from 4 KiB to 2 GiB. */
 #define PAGE_SIZES	GENMASK(31, PAGE_SHIFT)
 
-/* Beside this only ib_umem_find_best_pgsz() looks at the list. */
-static struct rxe_peer_mr *read_sgl(struct ib_umem *umem, u64 iova)
+/*
+ * An MR begins at its iova. A queue or DevX umem has none; it begins anywhere in
+ * a page of the NIC's adapter (mem.c, devx.c:2277).
+ */
+static unsigned long best_page_size(struct ib_umem *umem, u64 iova, bool queue)
 {
-	unsigned long size = ib_umem_find_best_pgsz(umem, PAGE_SIZES, iova);
+	if (queue)
+		return ib_umem_find_best_pgoff(umem, PAGE_SIZES, PAGE_SIZE - 1);
+	return ib_umem_find_best_pgsz(umem, PAGE_SIZES, iova);
+}
+
+/* Beside this only best_page_size() looks at the list. */
+static struct rxe_peer_mr *read_sgl(struct ib_umem *umem, u64 iova, bool queue)
+{
+	unsigned long size = best_page_size(umem, iova, queue);
 	struct sg_table *sgt = &umem->sgt_append.sgt;
 	struct ib_block_iter block;
 	struct rxe_peer_mr *peer;
@@ -181,7 +225,8 @@ static struct rxe_peer_mr *read_sgl(struct ib_umem *umem, u64 iova)
 		return ERR_PTR(-ENOMEM);
 	peer->nr_mtts = count;
 	peer->page_shift = ilog2(size);
-	peer->first = ALIGN_DOWN(iova, size);
+	peer->start = iova;
+	peer->into = umem->iova & (size - 1);
 	peer->sg_entries = sgt->nents;
 	for_each_sgtable_dma_sg(sgt, sg, i) {
 		if (i && sg_dma_address(sg) == end)
@@ -200,9 +245,29 @@ static struct rxe_peer_mr *read_sgl(struct ib_umem *umem, u64 iova)
 	return peer;
 }
 
+/* Where a UMR will not do, mlx5 makes one key at a time (mr.c:1552). */
+static struct rxe_peer_mr *create_mkey(struct rxe_dev *rxe,
+				       struct ib_umem *umem, u64 iova,
+				       bool queue)
+{
+	struct rxe_peer_mr *peer;
+
+	guard(mutex)(&rxe->peer_mkey_lock);
+	peer = read_sgl(umem, iova, queue);
+	if (IS_ERR(peer))
+		return peer;
+	if (rxe_peer_is_umem(umem))
+		ib_peer_lab_hold_mkey(umem);
+	if (!take_one(&fail_mkey))
+		return peer;
+	kvfree(peer);
+	return ERR_PTR(-ENOMEM);
+}
+
 int rxe_peer_mr_init(struct rxe_dev *rxe, struct rxe_mr *mr,
 		     struct ib_umem *umem)
 {
+	bool queue = rxe_peer_is_umem(umem) && !mr->peer_can_fence;
 	struct rxe_peer_mr *peer;
 	int err;
 
@@ -210,7 +275,7 @@ int rxe_peer_mr_init(struct rxe_dev *rxe, struct rxe_mr *mr,
 	err = -EINVAL;
 	if (mr->access & IB_ACCESS_FLUSH_PERSISTENT)
 		goto err_umem;
-	peer = read_sgl(umem, mr->ibmr.iova);
+	peer = create_mkey(rxe, umem, mr->ibmr.iova, queue);
 	if (IS_ERR(peer)) {
 		err = PTR_ERR(peer);
 		goto err_umem;
@@ -220,9 +285,11 @@ int rxe_peer_mr_init(struct rxe_dev *rxe, struct rxe_mr *mr,
 		rxe_err_mr(mr, "no PCI device behind the netdev: peer memory cannot be reached\n");
 		goto err_peer;
 	}
-	err = -ENOMEM;
-	if (take_one(&fail_mkey))
-		goto err_peer;
+	err = -EFAULT;
+	if (take_one(&lose_mr))
+		goto err_lost;
+	if (cmpxchg(&rereg_fails_for, current, NULL) == current)
+		goto err_unstopped;
 
 	peer->mr = mr;
 	peer->initiator = get_device(rxe->peer_initiator);
@@ -253,6 +320,13 @@ err_umem:
 	if (mr->peer_can_fence)
 		ib_umem_stop_invalidation_notifier(umem);
 	ib_umem_release(umem);
+	return err;
+
+err_unstopped:
+	ib_umem_release(umem);
+err_lost:
+	atomic64_inc(&stats.mrs_failed);
+	kvfree(peer);
 	return err;
 }
 
@@ -300,21 +374,29 @@ struct ib_mr *rxe_peer_reg_dmabuf(struct ib_pd *ibpd, u64 offset, u64 length,
 }
 
 /*
- * When this returns 0, no access runs and none will start. Until fence_us are
- * over the NIC goes on as before.
+ * When this returns 0 without an internal error, no access runs and none will
+ * start. Until fence_us are over the NIC goes on as before.
  */
 static int fence(struct rxe_peer_mr *peer)
 {
+	int err = 0;
+
 	atomic64_inc(&stats.fences);
+	if (internal_error)
+		return 0;
 	if (fence_us)
 		fsleep(fence_us);
-	if (take_one(&fence_fail)) {
+	if (fence_broken)
+		err = -EFAULT;
+	else if (take_one(&fence_fail))
+		err = -EIO;
+	if (err) {
 		atomic64_inc(&stats.fence_failures);
 		write_lock_bh(&peer->lock);
 		if (peer->state == PEER_LIVE)
 			peer->state = PEER_FENCE_FAILED;
 		write_unlock_bh(&peer->lock);
-		return -EIO;
+		return err;
 	}
 	write_lock_bh(&peer->lock);
 	peer->state = PEER_KILLED;
@@ -345,15 +427,15 @@ int rxe_peer_mr_stop(struct rxe_mr *mr)
 
 	if (!peer || !peer->can_fence)
 		return 0;
-	/* A second fence of a killed MR costs nothing. */
-	if (peer->state != PEER_KILLED) {
-		err = fence(peer);
-		if (err)
-			return err;
+	/* A second fence of a killed MR takes as long, and may fail. */
+	err = fence(peer);
+	if (err)
+		return err;
+	if (!take_one(&skip_stop)) {
+		if (!peer->stopped)
+			ib_umem_stop_invalidation_notifier(mr->umem);
+		peer->stopped = true;
 	}
-	if (!peer->stopped)
-		ib_umem_stop_invalidation_notifier(mr->umem);
-	peer->stopped = true;
 	return take_one(&destroy_fail) ? -EIO : 0;
 }
 
@@ -379,6 +461,10 @@ void rxe_peer_mr_free(struct rxe_mr *mr)
  */
 bool rxe_peer_rereg_recreates(struct rxe_mr *mr, int flags)
 {
+	bool fails = !mr->peer && (flags & IB_MR_REREG_TRANS) &&
+		     take_one(&rereg_fail);
+
+	WRITE_ONCE(rereg_fails_for, fails ? current : NULL);
 	return mr->umem && ((mr->peer && !mr->umem->is_dmabuf) ||
 			    (flags & IB_MR_REREG_TRANS));
 }
@@ -386,7 +472,8 @@ bool rxe_peer_rereg_recreates(struct rxe_mr *mr, int flags)
 /* The DMA address of @iova, and how many bytes follow in its page. */
 static dma_addr_t dma_address(struct rxe_peer_mr *peer, u64 iova, u64 *left)
 {
-	u64 at = iova - peer->first, size = BIT_ULL(peer->page_shift);
+	u64 at = iova - peer->start + peer->into;
+	u64 size = BIT_ULL(peer->page_shift);
 	u64 into = at & (size - 1);
 
 	*left = size - into;
@@ -527,6 +614,7 @@ int rxe_peer_add_dev(struct rxe_dev *rxe, struct net_device *ndev)
 		       peer_dma_device);
 		return -EINVAL;
 	}
+	mutex_init(&rxe->peer_mkey_lock);
 	rxe->peer_initiator = get_device(dev);
 	if (dev && peer_max_seg) {
 		rxe->peer_device_max_seg = dma_get_max_seg_size(dev);
@@ -712,12 +800,18 @@ void rxe_peer_module_init(void)
 	debugfs_create_file("copy_from", 0200, debugfs_dir, NULL,
 			    &copy_from_fops);
 	debugfs_create_u32("fence_us", 0600, debugfs_dir, &fence_us);
+	debugfs_create_u32("fence_broken", 0600, debugfs_dir, &fence_broken);
+	debugfs_create_u32("internal_error", 0600, debugfs_dir,
+			   &internal_error);
 	debugfs_create_u32("lose_writes", 0600, debugfs_dir, &lose_writes);
 	debugfs_create_u32("slow_us", 0600, debugfs_dir, &slow_us);
 	debugfs_create_atomic_t("fence_fail", 0600, debugfs_dir, &fence_fail);
 	debugfs_create_atomic_t("destroy_fail", 0600, debugfs_dir,
 				&destroy_fail);
+	debugfs_create_atomic_t("skip_stop", 0600, debugfs_dir, &skip_stop);
 	debugfs_create_atomic_t("fail_mkey", 0600, debugfs_dir, &fail_mkey);
+	debugfs_create_atomic_t("lose_mr", 0600, debugfs_dir, &lose_mr);
+	debugfs_create_atomic_t("rereg_fail", 0600, debugfs_dir, &rereg_fail);
 	debugfs_create_atomic_t("no_invalidation", 0600, debugfs_dir,
 				&no_invalidation);
 }

@@ -50,6 +50,10 @@ static inline const char *ib_peer_lab_client_name(struct ib_umem *umem)
 	return "none";
 }
 
+static inline void ib_peer_lab_hold_mkey(struct ib_umem *umem)
+{
+}
+
 static inline void ib_peer_lab_hold_write(struct ib_umem *umem)
 {
 }
