@@ -22,7 +22,7 @@ use crate::ktap::{Ktap, Verdict};
 use crate::lab;
 use crate::machine::{Level, Machine, Mode};
 use crate::modules::{self, PEERMEM};
-use crate::suites::{raises_alarms, scenarios::row_of, stop_test};
+use crate::suites::{leaves_something, raises_alarms, scenarios::row_of};
 use crate::test::{Env, NvidiaC, Suite, Test, FAIL_MARK, JSON_MARK, SKIP_MARK};
 
 /// The time that a killed process may take to go. If it takes longer, it hangs in the kernel, and
@@ -207,9 +207,8 @@ impl<'a> Runner<'a> {
             Ok(_) => {}
             Err(e) => reasons.push(format!("{e:#}")),
         }
-        // A task that died in the kernel may have died with the accounting's lock, and one test
-        // leaves a process on purpose.
-        if self.wedged_by.is_none() && !self.over() && suite.name != stop_test::NAME {
+        // A task that died in the kernel may have died with the accounting's lock.
+        if self.wedged_by.is_none() && !self.over() && !leaves_something(suite.name) {
             let left = left_behind();
             self.dirty = !left.is_empty();
             reasons.extend(left);
@@ -370,7 +369,19 @@ fn reset_stand_ins() -> Result<()> {
     if modules::loaded("lab_pcie")? {
         lab::reset_fabric()?;
     }
-    for knob in ["fence_us", "fence_fail", "destroy_fail", "fail_mkey", "no_invalidation"] {
+    let knobs = [
+        "fence_us",
+        "fence_fail",
+        "fence_broken",
+        "internal_error",
+        "destroy_fail",
+        "skip_stop",
+        "fail_mkey",
+        "lose_mr",
+        "rereg_fail",
+        "no_invalidation",
+    ];
+    for knob in knobs {
         let file = format!("/sys/kernel/debug/rxe_peer/{knob}");
         if fs::exists(&file)? {
             fs::write(&file, "0").with_context(|| format!("write 0 to {file}"))?;

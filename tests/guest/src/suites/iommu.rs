@@ -223,6 +223,14 @@ fn bypass_faults(env: &Env) -> Result<()> {
 /// translating IOMMU no byte reaches it. (Elsewhere nothing would stop the NIC, so nothing is
 /// sent.)
 fn fence_fails(_: &Env) -> Result<()> {
+    for (fault, state) in [("fence_fail", "fence_failed"), ("internal_error", "live")] {
+        fence_without_effect(fault, state).with_context(|| fault.to_string())?;
+    }
+    Ok(())
+}
+
+/// With `fault` the NIC goes on, and its own state of the region is `left`.
+fn fence_without_effect(fault: &str, left: &str) -> Result<()> {
     // A buffer of this size shares its memory with no other.
     const SIZE: usize = 2 * MIB;
     let bench = Bench::new()?;
@@ -232,9 +240,10 @@ fn fence_fails(_: &Env) -> Result<()> {
     let (target, target_mr) = bench.registered(SIZE)?;
     let nic = nic_of(&target_mr)?;
     let state = || Ok::<_, anyhow::Error>(lab::nic_mr(target_mr.lkey())?.state);
-    lab::set_nic("fence_fail", 1)?;
+    lab::set_nic(fault, 1)?;
     target.free()?;
-    ensure!(state()? == "fence_failed", "the MR is {}", state()?);
+    lab::set_nic(fault, 0)?;
+    ensure!(state()? == left, "the MR is {}", state()?);
     ensure!(gpu::pins()? == 1, "{} pins, wanted the source's", gpu::pins()?);
     if lab::tells_dma_mappings() {
         let mapped = lab::dma_mappings(&nic, &bar)?;

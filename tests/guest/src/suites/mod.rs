@@ -29,13 +29,14 @@ mod pieces;
 mod preload;
 mod programs;
 mod pyverbs;
+mod rdma_faults;
 mod readers;
 mod reasons;
 mod refusals;
 pub mod scenarios;
 mod smoke;
 mod standins;
-pub mod stop_test;
+mod stop_test;
 mod storm;
 mod tables;
 mod tegra;
@@ -87,6 +88,8 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         pieces::suite(nvidia_c),
         tables::suite(nvidia_c),
         unfenced::suite(nvidia_c),
+        rdma_faults::suite(nvidia_c),
+        rdma_faults::leaks(nvidia_c),
         faults::suite(nvidia_c),
         unload::suite(nvidia_c),
         storm::suite(nvidia_c),
@@ -121,7 +124,12 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
 
 /// Returns whether a suite raises alarms on purpose, for the host to judge.
 pub fn raises_alarms(suite: &str) -> bool {
-    [alarms::NAME, stop_test::NAME, one_class::NAME].contains(&suite)
+    [alarms::NAME, stop_test::NAME, one_class::NAME, rdma_faults::LEAKS].contains(&suite)
+}
+
+/// Returns whether the tests of a suite leave something on purpose that stays until reboot.
+pub fn leaves_something(suite: &str) -> bool {
+    [stop_test::NAME, rdma_faults::LEAKS].contains(&suite)
 }
 
 /// Returns the requested suites, in the order requested. Each boot ends with `end`, except one that
