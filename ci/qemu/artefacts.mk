@@ -52,7 +52,7 @@ nvidia_c-source:
 	@$(keep) sources/nvidia_c-source --in-place --verb fetch =550 -- $(q)/fetch.sh nvidia_c 550
 
 # The files of NVIDIA's open driver that face the kernel. What each does was read at these checksums.
-nvidia_front-sums := b88eb1e2e95f4ab7dd61c5e4adaa7543dde6f578b5c31fc4d50f649852cfafb1  nv-p2p.c\n172b38645433983a190f07b93ed430058838ddf15cf5aabdd70598fadbde2c58  nv-dma.c
+nvidia_front-sums := b88eb1e2e95f4ab7dd61c5e4adaa7543dde6f578b5c31fc4d50f649852cfafb1  nv-p2p.c\n172b38645433983a190f07b93ed430058838ddf15cf5aabdd70598fadbde2c58  nv-dma.c\n6be75ffb32778b79a4f58fa83a8d80e75d2765dcbbf0d3757b88626f40d4408a  nv-dmabuf.c
 nvidia_front-source:
 	@$(keep) sources/nvidia_front-source --in-place --verb fetch "=550 $(nvidia_front-sums)" -- \
 		$(q)/fetch.sh nvidia_front 550 "$(nvidia_front-sums)"

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Gives NVIDIA's own nv-p2p.c and nv-dma.c the functions of NVIDIA's resource
- * manager and OS layer that they call, over rm.c.
+ * manager and OS layer that they call, over rm.c. For nv-dmabuf.c there is
+ * front_dmabuf.c besides.
  *
- * Both files come unmodified from NVIDIA's open driver (fetch.sh nvidia_front), so
+ * The files come unmodified from NVIDIA's open driver (fetch.sh nvidia_front), so
  * page tables, page records, free callbacks, put paths, DMA mappings and their
  * locks are the real ones. Sources of the functions here:
  * - rm_p2p_*: what docs/facts.md says of the resource manager, as for rm.c.
@@ -26,8 +27,7 @@
  * be allocated once a range is pinned, where RM keeps the pin and forgets it; that
  * RM looks the GPU up under its lock. A call takes the time that lab.c's costs
  * say, and the building of the table on top. table_bytes counts what kmalloc gave,
- * without page records. dmabuf.c is the lab's own here, too: NVIDIA's takes the second BAR for
- * the GPU's memory, and QEMU's device has none there.
+ * without page records.
  */
 #include <linux/xarray.h>
 
@@ -56,28 +56,6 @@ static DEFINE_XARRAY(leaked);
 static DEFINE_XARRAY(callbacks);
 /* Who has a pin and allocates its table next: for the fault get_nomem 2. */
 static struct task_struct *builder;
-
-static NV_STATUS status_of(int err)
-{
-	switch (err) {
-	case 0:
-		return NV_OK;
-	case -ENOMEM:
-		return NV_ERR_NO_MEMORY;
-	case -EINVAL:
-		return NV_ERR_INVALID_ARGUMENT;
-	case -ENOENT:
-		return NV_ERR_OBJECT_NOT_FOUND;
-	case -ENOTSUPP:
-		return NV_ERR_NOT_SUPPORTED;
-	case -EBUSY:
-		return NV_ERR_STATE_IN_USE;
-	case -ENODEV:
-		return NV_ERR_GPU_UUID_NOT_FOUND;
-	default:
-		return NV_ERR_INVALID_STATE;
-	}
-}
 
 /* --- OS layer --- */
 
@@ -232,9 +210,9 @@ static struct nvlab_gpu *gpu_by_uuid(const NvU8 *uuid)
 	return NULL;
 }
 
-int nvidia_dev_get_uuid(const NvU8 *uuid, nvidia_stack_t *sp)
+/* Opens a GPU, and gives back the caller's reference of it. */
+static int gpu_open(struct nvlab_gpu *gpu)
 {
-	struct nvlab_gpu *gpu = gpu_by_uuid(uuid);
 	int err = gpu ? nvlab_gpu_pin(gpu) : -ENODEV;
 
 	if (gpu)
@@ -245,15 +223,33 @@ int nvidia_dev_get_uuid(const NvU8 *uuid, nvidia_stack_t *sp)
 	return err;
 }
 
-void nvidia_dev_put_uuid(const NvU8 *uuid, nvidia_stack_t *sp)
+static void gpu_close(struct nvlab_gpu *gpu)
 {
-	struct nvlab_gpu *gpu = gpu_by_uuid(uuid);
-
 	if (gpu) {
 		nvlab_gpu_unpin(gpu);
 		nvlab_gpu_put(gpu);
 	}
 	module_put(THIS_MODULE);
+}
+
+int nvidia_dev_get_uuid(const NvU8 *uuid, nvidia_stack_t *sp)
+{
+	return gpu_open(gpu_by_uuid(uuid));
+}
+
+void nvidia_dev_put_uuid(const NvU8 *uuid, nvidia_stack_t *sp)
+{
+	gpu_close(gpu_by_uuid(uuid));
+}
+
+int nvidia_dev_get(NvU32 gpu_id, nvidia_stack_t *sp)
+{
+	return gpu_open(nvlab_gpu_get(gpu_id));
+}
+
+void nvidia_dev_put(NvU32 gpu_id, nvidia_stack_t *sp)
+{
+	gpu_close(nvlab_gpu_get(gpu_id));
 }
 
 static NvU8 *uuid_new(const struct nvlab_gpu *gpu)
@@ -470,6 +466,13 @@ int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap, u64 l
 	/* Unmapping reads it, too: a test changes the mode before it maps anything. */
 	nv_dma_remap_peer_mmio = remap;
 	return nv_dma_map_peer(&to, &of, GPU_BAR, len >> PAGE_SHIFT, addr) == NV_OK ? 0 : -EIO;
+}
+
+NV_STATUS NV_API_CALL nvlab_dma_map_peer(nv_dma_device_t *peer, nv_dma_device_t *gpu, NvU8 bar,
+					 NvU64 count, NvU64 *addr)
+{
+	nv_dma_remap_peer_mmio = nvlab_config(NVLAB_C_DMA_MODE) == 550;
+	return nv_dma_map_peer(peer, gpu, GPU_BAR, count, addr);
 }
 
 /* Memory of a BAR, page by page. */

@@ -1,7 +1,29 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Between NVIDIA's nv-p2p.c, what it stands on (front.c) and what stands on it (exports.c). */
+/* Between NVIDIA's own files, what they stand on (front.c, front_dmabuf.c) and what stands on them (exports.c). */
 #ifndef NVLAB_FRONT_H
 #define NVLAB_FRONT_H
+
+static inline NV_STATUS status_of(int err)
+{
+	switch (err) {
+	case 0:
+		return NV_OK;
+	case -ENOMEM:
+		return NV_ERR_NO_MEMORY;
+	case -EINVAL:
+		return NV_ERR_INVALID_ARGUMENT;
+	case -ENOENT:
+		return NV_ERR_OBJECT_NOT_FOUND;
+	case -ENOTSUPP:
+		return NV_ERR_NOT_SUPPORTED;
+	case -EBUSY:
+		return NV_ERR_STATE_IN_USE;
+	case -ENODEV:
+		return NV_ERR_GPU_UUID_NOT_FOUND;
+	default:
+		return NV_ERR_INVALID_STATE;
+	}
+}
 
 /*
  * The callback of a revocable pin, from its get on until it was called or the pin is
@@ -42,5 +64,11 @@ int nvidia_front_dma_unmap_pages(struct pci_dev *peer, struct nvidia_p2p_page_ta
 /* nv-dma.c's: addresses are translated for the peer. */
 extern NvU32 nv_dma_remap_peer_mmio;
 void nvlab_no_drm(struct kref *ref);
+/*
+ * nv_dma_map_peer(), for nv-dmabuf.c (Kbuild), which says that the GPU's memory is in
+ * the second of NVIDIA's BARs. QEMU's device has none there.
+ */
+NV_STATUS NV_API_CALL nvlab_dma_map_peer(nv_dma_device_t *peer, nv_dma_device_t *gpu, NvU8 bar,
+					 NvU64 count, NvU64 *addr);
 
 #endif

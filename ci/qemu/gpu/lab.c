@@ -307,10 +307,7 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 	[NVLAB_F_MAP_ERRNO] = "map_errno",
 	/* n+1: page n of dma_map_pages cannot be mapped; dma_mode decides what follows. */
 	[NVLAB_F_MAP_PARTIAL] = "map_partial",
-	/*
-	 * 1: dma_map_pages, or attaching to a dma-buf, is -ENOTSUPP: the chipset is
-	 * refused (>= 580).
-	 */
+	/* 1: dma_map_pages is -ENOTSUPP: the chipset is refused (>= 580). */
 	[NVLAB_F_MAP_TOPOLOGY] = "map_topology",
 	/* Version word of the next table. */
 	[NVLAB_F_TABLE_VERSION] = "table_version",
@@ -332,6 +329,8 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 	[NVLAB_F_TABLE_WRAP] = "table_wrap",
 	/* n+1: page n's physical address is outside every BAR (system memory). */
 	[NVLAB_F_TABLE_OUTSIDE] = "table_outside",
+	/* 1: attaching to a dma-buf is -ENOTSUPP: the pair is refused (>= 570). */
+	[NVLAB_F_ATTACH_TOPOLOGY] = "attach_topology",
 };
 
 static struct fault faults[NVLAB_F_COUNT];

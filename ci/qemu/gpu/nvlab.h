@@ -205,6 +205,7 @@ enum nvlab_fault_name {
 	NVLAB_F_TABLE_NULL_ENTRY,
 	NVLAB_F_TABLE_WRAP,
 	NVLAB_F_TABLE_OUTSIDE,
+	NVLAB_F_ATTACH_TOPOLOGY,
 	NVLAB_F_COUNT
 };
 
@@ -277,6 +278,9 @@ int nvlab_api_lock(const char *who);
  */
 int nvlab_api_lock_for(ktime_t *start, const char *who);
 void nvlab_api_unlock(void);
+/* One lock for all GPUs, taken inside the RM API lock. */
+void nvlab_gpu_lock(void);
+void nvlab_gpu_unlock(void);
 struct seq_file;
 void nvlab_r_pins(struct seq_file *s);
 void nvlab_r_bar1(struct seq_file *s);
@@ -343,14 +347,15 @@ static inline u32 nvlab_piece_pages(const struct nvlab_piece *piece)
 
 /*
  * Fills @piece, of memory of @gpu: -ENOENT, or -EINVAL for what is not whole
- * pages inside the memory.
+ * pages inside the memory. Both under the RM API lock; once that is given back,
+ * the memory of a duplicate that is undone is the caller's to put.
  */
 int nvlab_rm_duplicate(struct nvlab_client *client, struct nvlab_gpu *gpu,
 		       const struct nvlab_part *part, struct nvlab_piece *piece);
-void nvlab_rm_undo_duplicates(struct nvlab_piece *piece, u32 count);
-/* All pieces, or an errno with none mapped. */
-int nvlab_rm_map_pieces(struct nvlab_piece *piece, u32 count);
-void nvlab_rm_unmap_pieces(struct nvlab_piece *piece, u32 count);
+void nvlab_rm_undo_duplicate(struct nvlab_piece *piece);
+/* Both under the RM API lock and the GPU lock. */
+int nvlab_rm_map_piece(struct nvlab_piece *piece);
+void nvlab_rm_unmap_piece(struct nvlab_piece *piece);
 
 /* --- exported functions (exports.c; in the odd flavour, odd.c) --- */
 
@@ -375,7 +380,7 @@ static inline int nvlab_p2p_init(void)
 #endif
 void nvlab_p2p_exit(void);
 
-/* --- dma-buf (dmabuf.c) --- */
+/* --- dma-buf (front_dmabuf.c; in the odd flavour, odd_dmabuf.c) --- */
 
 #ifdef NVLAB_CLOSED_CORE
 #define NVLAB_HAS_DMA_BUF	0

@@ -17,7 +17,8 @@
  * the allocation's duplicate, which all persistent pins share. What is mapped
  * is counted for each client, and for the driver itself, and the space check of
  * a new extent knows its own count only. A duplicate that fails is no lack of
- * memory to the caller, but -EIO. The exports of dma-buf are in dmabuf.c.
+ * memory to the caller, but -EIO. The exports of dma-buf are
+ * in front_dmabuf.c, and in odd_dmabuf.c.
  *
  * Left out: memory at two addresses at once; MIG, vGPU and confidential computing beyond their error codes; VA
  * spaces and tokens (both must be zero with today's callers, and are ignored);
@@ -121,6 +122,16 @@ void nvlab_api_unlock(void)
 	nvlab_add_since(NVLAB_ACCOUNT_API_LOCK_HELD_NS, api_since_ns);
 	WRITE_ONCE(api_owner, NULL);
 	up_write(&api_lock);
+}
+
+void nvlab_gpu_lock(void)
+{
+	mutex_lock(&gpu_lock);
+}
+
+void nvlab_gpu_unlock(void)
+{
+	mutex_unlock(&gpu_lock);
 }
 
 /* --- memory --- */
@@ -1063,98 +1074,47 @@ int nvlab_rm_shut_down_idle(void)
 int nvlab_rm_duplicate(struct nvlab_client *client, struct nvlab_gpu *gpu,
 		       const struct nvlab_part *part, struct nvlab_piece *piece)
 {
-	struct vidmem *v;
-	int err;
+	struct vidmem *v = vidmem_find(client, part->handle);
 
-	err = nvlab_api_lock("duplicate");
-	if (err)
-		return err;
-	v = vidmem_find(client, part->handle);
-	if (!v) {
-		err = -ENOENT;
-	} else if (v->mem->gpu != gpu || !part->len || part->len > v->len ||
-		   part->offset > v->len - part->len ||
-		   !IS_ALIGNED(part->offset | part->len, PAGE_SIZE)) {
-		err = -EINVAL;
-	} else {
-		piece->mem = v->mem;
-		piece->offset = part->offset;
-		piece->len = part->len;
-		kref_get(&v->mem->ref);
-		list_add_tail(&piece->node, &pieces);
-	}
-	nvlab_api_unlock();
-	return err;
+	if (!v)
+		return -ENOENT;
+	if (v->mem->gpu != gpu || !part->len || part->len > v->len ||
+	    part->offset > v->len - part->len ||
+	    !IS_ALIGNED(part->offset | part->len, PAGE_SIZE))
+		return -EINVAL;
+	piece->mem = v->mem;
+	piece->offset = part->offset;
+	piece->len = part->len;
+	kref_get(&v->mem->ref);
+	list_add_tail(&piece->node, &pieces);
+	return 0;
 }
 
-void nvlab_rm_undo_duplicates(struct nvlab_piece *piece, u32 count)
+void nvlab_rm_undo_duplicate(struct nvlab_piece *piece)
 {
-	u32 i;
-
-	if (WARN_ON(nvlab_api_lock("free duplicates")))
-		return;
-	for (i = 0; i < count; i++)
-		list_del(&piece[i].node);
-	nvlab_api_unlock();
-	for (i = 0; i < count; i++)
-		nvlab_mem_put(piece[i].mem);
+	list_del(&piece->node);
 }
 
-/* Under the RM API lock and the GPU lock. */
-static void unmap_pieces(struct nvlab_piece *piece, u32 count)
+int nvlab_rm_map_piece(struct nvlab_piece *piece)
 {
 	ktime_t start = ktime_get();
-	u64 len = 0;
-	u32 i;
+	int err = bar1_map(piece->mem, exported(piece), nvlab_piece_first(piece),
+			   nvlab_piece_pages(piece), piece->phys);
 
-	for (i = 0; i < count; i++) {
-		bar1_unmap(piece[i].mem, exported(&piece[i]),
-			   nvlab_piece_first(&piece[i]),
-			   nvlab_piece_pages(&piece[i]));
-		len += piece[i].len;
-	}
-	nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, len,
-		    NVLAB_ALL);
-}
-
-int nvlab_rm_map_pieces(struct nvlab_piece *piece, u32 count)
-{
-	ktime_t start;
-	u64 len = 0;
-	int err;
-	u32 i;
-
-	err = nvlab_api_lock("map dma-buf");
-	if (err)
-		return err;
-	mutex_lock(&gpu_lock);
-	start = ktime_get();
-	for (i = 0; i < count; i++) {
-		err = bar1_map(piece[i].mem, exported(&piece[i]),
-			       nvlab_piece_first(&piece[i]),
-			       nvlab_piece_pages(&piece[i]), piece[i].phys);
-		if (err) {
-			unmap_pieces(piece, i);
-			break;
-		}
-		len += piece[i].len;
-	}
 	if (!err)
-		nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
+		nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, piece->len,
 			    NVLAB_ALL);
-	mutex_unlock(&gpu_lock);
-	nvlab_api_unlock();
 	return err;
 }
 
-void nvlab_rm_unmap_pieces(struct nvlab_piece *piece, u32 count)
+void nvlab_rm_unmap_piece(struct nvlab_piece *piece)
 {
-	if (WARN_ON(nvlab_api_lock("unmap dma-buf")))
-		return;
-	mutex_lock(&gpu_lock);
-	unmap_pieces(piece, count);
-	mutex_unlock(&gpu_lock);
-	nvlab_api_unlock();
+	ktime_t start = ktime_get();
+
+	bar1_unmap(piece->mem, exported(piece), nvlab_piece_first(piece),
+		   nvlab_piece_pages(piece));
+	nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, piece->len,
+		    NVLAB_ALL);
 }
 
 void nvlab_r_pins(struct seq_file *s)

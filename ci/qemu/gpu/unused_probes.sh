@@ -5,7 +5,7 @@
 # compiler once. A probe that this script does not understand is not named, and so is made.
 set -eu
 cd "$1"
-cat common/inc/*.h common/inc/os/*.h nvidia/*.h nvidia/nv-p2p.c nvidia/nv-dma.c | grep -o 'NV_[A-Za-z0-9_]*' | sort -u |
+cat common/inc/*.h common/inc/os/*.h nvidia/*.h nvidia/nv-p2p.c nvidia/nv-dma.c nvidia/nv-dmabuf.c | grep -o 'NV_[A-Za-z0-9_]*' | sort -u |
 	awk '
 		FILENAME == "-" { used[$0]; next }
 		/^        [a-z0-9_]+\)$/ { probe = substr($1, 1, length($1) - 1); unused[probe] }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Registers GPU memory by dma-buf, on the kernel's own RDMA core, where a plain `ibv_reg_mr()`
-//! cannot work, and beside nvidia-peermem. The exporter accepts and refuses what NVIDIA's does
-//! (ci/qemu/gpu/dmabuf.c). The importer is the lab's soft NIC.
+//! cannot work, and beside nvidia-peermem. The exporter is NVIDIA's own (ci/qemu/gpu/README.md). The
+//! importer is the lab's soft NIC.
 
 use std::fs::File;
 use std::io;
@@ -32,6 +32,7 @@ pub fn suite() -> Suite {
         ("outlives_the_memory", outlives_the_memory),
         ("two_nics", two_nics),
         ("refusals", refusals),
+        ("pair_refused", pair_refused),
         ("behind_an_iommu", behind_an_iommu),
         ("perftest", perftest),
         ("selftest", selftest),
@@ -245,9 +246,6 @@ fn refusals(env: &Env) -> Result<()> {
     refused("another place in the page", rig.reg(&fd, 8, 4 * KIB, va), libc::EINVAL)?;
     let file = OwnedFd::from(File::open("/proc/self/exe")?);
     refused("no dma-buf", rig.reg(&file, 0, 4 * KIB, va), libc::EINVAL)?;
-    gpu.fault("map_topology", 1)?;
-    refused("a pair that the driver refuses", rig.reg(&fd, 0, SEGMENT, va), ENOTSUPP)?;
-    gpu.reset_faults()?;
     gpu.set("bar1_size", 37 * MIB as u64)?;
     refused("BAR1 full", rig.reg(&fd, 0, SEGMENT, va), libc::ENOMEM)?;
     gpu.reset_config()?;
@@ -255,6 +253,24 @@ fn refusals(env: &Env) -> Result<()> {
     refused("a key that cannot be made", rig.reg(&fd, 0, SEGMENT, va), libc::ENOMEM)?;
     // The descriptor of the refused requests works with right ones.
     rig.reg(&fd, 0, SEGMENT, va)?.dereg()?;
+    Ok(())
+}
+
+/// The driver refuses a pair of GPU and NIC. Drivers before 570 never do, so this runs on the odd
+/// flavour of the GPU driver.
+fn pair_refused(env: &Env) -> Result<()> {
+    let rig = Rig::new(env)?;
+    let gpu = gpu::lab()?;
+    let memory = rig.bench.cuda.alloc(SEGMENT)?;
+    let fd = rig.bench.cuda.dma_buf(memory.va(), SEGMENT)?;
+    gpu.fault("attach_topology", 1)?;
+    let e = rig.reg(&fd, 0, SEGMENT, memory.va()).err().context("registered")?;
+    expect_errno("a pair that the driver refuses", e.raw_os_error().unwrap_or(0), ENOTSUPP)?;
+    let after = gpu::accounting()?;
+    ensure!(after.get("live_mappings") == 0 && after.get("bar1_used") == 0, "{after:?}");
+    gpu.reset_faults()?;
+    // The descriptor of the refused request works with the next one.
+    rig.reg(&fd, 0, SEGMENT, memory.va())?.dereg()?;
     Ok(())
 }
 

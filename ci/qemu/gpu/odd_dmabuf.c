@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Exports of video memory as dma-buf.
+ * Exports of video memory as dma-buf, in the odd flavour.
  *
- * Models kernel-open/nvidia/nv-dmabuf.c of NVIDIA's open driver (570 and its
- * newest state, with an attach function) and rm_dma_buf_* in osapi.c, as far as
- * an importer and the owner of the memory notice:
+ * Models kernel-open/nvidia/nv-dmabuf.c of a newer open driver than the lab builds
+ * (570 and its newest state, with an attach function) and rm_dma_buf_* in osapi.c,
+ * as far as an importer and the owner of the memory notice:
  * - One buffer of pieces of any number of handles of one client and one GPU,
  *   each in whole pages of the CPU and inside its memory object. A handle need
  *   not be mapped anywhere, nor fit for peer-to-peer pins.
@@ -174,17 +174,46 @@ free:
 	return NULL;
 }
 
+/* Under the RM API lock and the GPU lock. */
+static void unmap_pieces(struct export *e, u32 count)
+{
+	while (count)
+		nvlab_rm_unmap_piece(&e->piece[--count]);
+}
+
+static int map_pieces(struct export *e)
+{
+	int err;
+	u32 i;
+
+	err = nvlab_api_lock("map dma-buf");
+	if (err)
+		return err;
+	nvlab_gpu_lock();
+	for (i = 0; i < e->count && !err; i++)
+		err = nvlab_rm_map_piece(&e->piece[i]);
+	if (err)
+		unmap_pieces(e, i - 1);
+	nvlab_gpu_unlock();
+	nvlab_api_unlock();
+	return err;
+}
+
 static void put_pieces(struct export *e)
 {
-	if (--e->maps == 0)
-		nvlab_rm_unmap_pieces(e->piece, e->count);
+	if (--e->maps || WARN_ON(nvlab_api_lock("unmap dma-buf")))
+		return;
+	nvlab_gpu_lock();
+	unmap_pieces(e, e->count);
+	nvlab_gpu_unlock();
+	nvlab_api_unlock();
 }
 
 static int buf_attach(struct dma_buf *buf, struct dma_buf_attachment *attach)
 {
 	struct export *e = buf->priv;
 
-	if (!dev_is_pci(attach->dev) || nvlab_fault(NVLAB_F_MAP_TOPOLOGY) ||
+	if (!dev_is_pci(attach->dev) || nvlab_fault(NVLAB_F_ATTACH_TOPOLOGY) ||
 	    (attach->importer_ops && !attach->peer2peer && !coherent(e)))
 		return -ENOTSUPP;
 	return 0;
@@ -197,7 +226,7 @@ static struct sg_table *buf_map(struct dma_buf_attachment *attach,
 	struct sg_table *sgt = NULL;
 
 	mutex_lock(&e->lock);
-	if (!e->maps && nvlab_rm_map_pieces(e->piece, e->count))
+	if (!e->maps && map_pieces(e))
 		goto unlock;
 	e->maps++;
 	sgt = make_table(e, attach);
@@ -231,7 +260,15 @@ static void buf_unmap(struct dma_buf_attachment *attach, struct sg_table *sgt,
 
 static void export_free(struct export *e)
 {
-	nvlab_rm_undo_duplicates(e->piece, e->count);
+	u32 i;
+
+	if (WARN_ON(nvlab_api_lock("free duplicates")))
+		return;
+	for (i = 0; i < e->count; i++)
+		nvlab_rm_undo_duplicate(&e->piece[i]);
+	nvlab_api_unlock();
+	for (i = 0; i < e->count; i++)
+		nvlab_mem_put(e->piece[i].mem);
 	mutex_destroy(&e->lock);
 	kvfree(e->phys);
 	kvfree(e);
@@ -265,7 +302,7 @@ static struct export *export_new(struct nvlab_client *client,
 {
 	struct export *e;
 	u64 pages = 0;
-	int err = 0;
+	int err;
 	u32 i;
 
 	e = kvzalloc_flex(*e, piece, count);
@@ -273,14 +310,20 @@ static struct export *export_new(struct nvlab_client *client,
 		return ERR_PTR(-ENOMEM);
 	e->gpu = gpu;
 	mutex_init(&e->lock);
+	err = nvlab_api_lock("duplicate");
+	if (err)
+		goto free;
 	for (; e->count < count; e->count++) {
 		err = nvlab_rm_duplicate(client, gpu, &part[e->count],
 					 &e->piece[e->count]);
 		if (err)
-			goto free;
+			break;
 		e->size += part[e->count].len;
 		pages += nvlab_piece_pages(&e->piece[e->count]);
 	}
+	nvlab_api_unlock();
+	if (err)
+		goto free;
 	err = -ENOMEM;
 	e->phys = kvmalloc_array(pages, sizeof(*e->phys), GFP_KERNEL);
 	if (!e->phys)

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Gives NVIDIA's own nv-dmabuf.c the functions of NVIDIA's resource manager that it
+ * calls, over rm.c, and calls it as the ioctl of NVIDIA's nv.c does.
+ *
+ * What an importer and the owner of the memory notice is NVIDIA's own: one buffer of
+ * handles that come 128 at a time, duplicates of the memory objects, what is mapped by
+ * the first attachment and shared by the next, how the list is made, and which locks
+ * are held meanwhile. Sources of the functions here:
+ * - rm_dma_buf_*: src/nvidia/arch/nvalloc/unix/src/osapi.c, as docs/facts.md has it. A
+ *   handle need not be mapped anywhere, nor fit for peer-to-peer pins. BAR1 is mapped
+ *   for each handle anew, one range for each run, against the reserve of all pins.
+ * - the locks: those of rm.c, which has one for all GPUs.
+ *
+ * Chosen on the strict side, because it was not read: addresses are fetched when an
+ * importer maps, never at the export. Mapping takes the time of a pin.
+ *
+ * Left out: MIG; NVIDIA's handles of clients and devices, for which the client of the
+ * lab's device node stands; that one of several GPUs' locks is free.
+ */
+#include <linux/dma-buf.h>
+#include <linux/fdtable.h>
+#include <linux/module.h>
+#include <linux/overflow.h>
+#include <linux/string.h>
+#include <linux/xarray.h>
+
+#include "os-interface.h"
+#include "nv-linux.h"
+#include "nv-dmabuf.h"
+#include "nv-ioctl.h"
+#include "nv-p2p.h"
+
+#include "nvlab.h"
+#include "front.h"
+
+#if KERNEL_VERSION(6, 13, 0) > LINUX_VERSION_CODE
+MODULE_IMPORT_NS(DMA_BUF);
+#else
+MODULE_IMPORT_NS("DMA_BUF");
+#endif
+
+/* Who exports, by the number that stands for RM's handle of a client; during an export. */
+static DEFINE_XARRAY_ALLOC1(exporters);
+/* What buffers hold, by the number that stands for RM's handle of a duplicate. */
+static DEFINE_XARRAY_ALLOC1(duplicates);
+
+struct duplicate {
+	struct nvlab_piece piece;
+	struct duplicate *undone;
+};
+
+/* Duplicates that were undone, until the RM API lock is given back; under that lock. */
+static struct duplicate *undone;
+
+/* NVIDIA's record of a GPU. The real one's memory is all coherent, or none of it is. */
+static struct gpu_record {
+	nv_dma_device_t dma;
+	nv_state_t video;
+	nv_state_t coherent;
+} records[NVLAB_MAX_GPUS];
+static DEFINE_MUTEX(records_lock);
+
+static void duplicate_free(struct duplicate *duplicate)
+{
+	nvlab_mem_put(duplicate->piece.mem);
+	kvfree(duplicate->piece.phys);
+	kfree(duplicate);
+}
+
+/* --- the locks, as nv-dmabuf.c takes them --- */
+
+NV_STATUS NV_API_CALL rm_acquire_api_lock(nvidia_stack_t *sp)
+{
+	return status_of(nvlab_api_lock("dma-buf"));
+}
+
+NV_STATUS NV_API_CALL rm_release_api_lock(nvidia_stack_t *sp)
+{
+	struct duplicate *at = undone, *next;
+
+	undone = NULL;
+	nvlab_api_unlock();
+	for (; at; at = next) {
+		next = at->undone;
+		duplicate_free(at);
+	}
+	return NV_OK;
+}
+
+NV_STATUS NV_API_CALL rm_acquire_gpu_lock(nvidia_stack_t *sp, nv_state_t *nv)
+{
+	nvlab_gpu_lock();
+	return NV_OK;
+}
+
+NV_STATUS NV_API_CALL rm_release_gpu_lock(nvidia_stack_t *sp, nv_state_t *nv)
+{
+	nvlab_gpu_unlock();
+	return NV_OK;
+}
+
+NV_STATUS NV_API_CALL rm_acquire_all_gpus_lock(nvidia_stack_t *sp)
+{
+	nvlab_gpu_lock();
+	return NV_OK;
+}
+
+NV_STATUS NV_API_CALL rm_release_all_gpus_lock(nvidia_stack_t *sp)
+{
+	nvlab_gpu_unlock();
+	return NV_OK;
+}
+
+/* --- resource manager --- */
+
+NV_STATUS NV_API_CALL rm_dma_buf_get_client_and_device(nvidia_stack_t *sp, nv_state_t *nv,
+						       NvHandle exporter, NvHandle memory,
+						       NvHandle *client, NvHandle *device,
+						       NvHandle *subdevice, void **mig,
+						       NvBool *static_addrs)
+{
+	*client = 0;
+	*device = 0;
+	*subdevice = 0;
+	*mig = NULL;
+	*static_addrs = NV_FALSE;
+	nvlab_add(NVLAB_ACCOUNT_LIVE_DMA_BUFS, 1);
+	return NV_OK;
+}
+
+void NV_API_CALL rm_dma_buf_put_client_and_device(nvidia_stack_t *sp, nv_state_t *nv,
+						  NvHandle client, NvHandle device,
+						  NvHandle subdevice, void *mig)
+{
+	nvlab_add(NVLAB_ACCOUNT_LIVE_DMA_BUFS, -1);
+}
+
+static int duplicate_new(struct nvlab_gpu *gpu, NvHandle exporter, const struct nvlab_part *part,
+			 NvHandle *handle)
+{
+	struct nvlab_client *client = xa_load(&exporters, exporter);
+	struct duplicate *new = kzalloc_obj(*new);
+	int err;
+
+	if (!new)
+		return -ENOMEM;
+	err = nvlab_rm_duplicate(client, gpu, part, &new->piece);
+	if (err) {
+		kfree(new);
+		return err;
+	}
+	new->piece.phys = kvmalloc_array(nvlab_piece_pages(&new->piece), sizeof(u64), GFP_KERNEL);
+	err = new->piece.phys ? xa_alloc(&duplicates, handle, new, xa_limit_31b, GFP_KERNEL) :
+				-ENOMEM;
+	if (err) {
+		nvlab_rm_undo_duplicate(&new->piece);
+		new->undone = undone;
+		undone = new;
+	}
+	return err;
+}
+
+NV_STATUS NV_API_CALL rm_dma_buf_dup_mem_handle(nvidia_stack_t *sp, nv_state_t *nv,
+						NvHandle exporter, NvHandle client,
+						NvHandle device, NvHandle subdevice,
+						void *mig, NvHandle memory, NvU64 offset,
+						NvU64 size, NvHandle *handle, void **info)
+{
+	const struct nvlab_part part = { .handle = memory, .offset = offset, .len = size };
+	struct nvlab_gpu *gpu = nvlab_gpu_get(nv->gpu_id);
+	int err;
+
+	if (!gpu)
+		return NV_ERR_GPU_UUID_NOT_FOUND;
+	*info = NULL;
+	err = duplicate_new(gpu, exporter, &part, handle);
+	nvlab_gpu_put(gpu);
+	return status_of(err);
+}
+
+void NV_API_CALL rm_dma_buf_undup_mem_handle(nvidia_stack_t *sp, nv_state_t *nv, NvHandle client,
+					     NvHandle handle)
+{
+	struct duplicate *duplicate = xa_erase(&duplicates, handle);
+
+	nvlab_rm_undo_duplicate(&duplicate->piece);
+	duplicate->undone = undone;
+	undone = duplicate;
+}
+
+/* The runs of a mapped piece; into @range where there is one. Returns how many. */
+static u32 runs_of(const struct nvlab_piece *piece, nv_phys_addr_range_t *range)
+{
+	u64 into = piece->offset & (NVLAB_GPU_PAGE - 1), left = piece->len, len, end = 0;
+	u32 page = 0, n = 0;
+
+	for (; left; left -= len, into = 0, page++) {
+		len = min(NVLAB_GPU_PAGE - into, left);
+		if (!page || piece->phys[page] != end) {
+			n++;
+			if (range)
+				range[n - 1].addr = piece->phys[page] + into;
+		}
+		end = piece->phys[page] + into + len;
+		if (range)
+			range[n - 1].len = end - range[n - 1].addr;
+	}
+	return n;
+}
+
+NV_STATUS NV_API_CALL rm_dma_buf_map_mem_handle(nvidia_stack_t *sp, nv_state_t *nv,
+						NvHandle client, NvHandle handle,
+						NvU64 offset, NvU64 size, void *info,
+						nv_phys_addr_range_t **ranges, NvU32 *count)
+{
+	struct duplicate *duplicate = xa_load(&duplicates, handle);
+	int err = nvlab_rm_map_piece(&duplicate->piece);
+
+	if (err)
+		return status_of(err);
+	*count = runs_of(&duplicate->piece, NULL);
+	*ranges = kvmalloc_array(*count, sizeof(**ranges), GFP_KERNEL);
+	if (!*ranges) {
+		nvlab_rm_unmap_piece(&duplicate->piece);
+		return NV_ERR_NO_MEMORY;
+	}
+	runs_of(&duplicate->piece, *ranges);
+	nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, 1);
+	nvlab_count(NVLAB_ACCOUNT_DMA_BUF_MAPS);
+	return NV_OK;
+}
+
+void NV_API_CALL rm_dma_buf_unmap_mem_handle(nvidia_stack_t *sp, nv_state_t *nv, NvHandle client,
+					     NvHandle handle, NvU64 size,
+					     nv_phys_addr_range_t **ranges, NvU32 count)
+{
+	struct duplicate *duplicate = xa_load(&duplicates, handle);
+
+	nvlab_rm_unmap_piece(&duplicate->piece);
+	kvfree(*ranges);
+	*ranges = NULL;
+	nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, -1);
+}
+
+/* --- the ioctl --- */
+
+static int errno_of(NV_STATUS status)
+{
+	switch (status) {
+	case NV_OK:
+		return 0;
+	case NV_ERR_NO_MEMORY:
+		return -ENOMEM;
+	case NV_ERR_OBJECT_NOT_FOUND:
+		return -ENOENT;
+	case NV_ERR_INVALID_ARGUMENT:
+		return -EINVAL;
+	default:
+		return -EIO;
+	}
+}
+
+/* NVIDIA's record of the GPU that has @memory. */
+static nv_state_t *record_of(struct nvlab_client *client, struct nvlab_gpu *gpu, u64 memory)
+{
+	struct gpu_record *record = &records[gpu->index];
+	struct nvlab_mem *mem = nvlab_mem_get(client, memory);
+	nv_state_t *nv = mem && mem->coherent ? &record->coherent : &record->video;
+
+	if (mem)
+		nvlab_mem_put(mem);
+	mutex_lock(&records_lock);
+	record->dma = (nv_dma_device_t){
+		.dev = &gpu->pdev->dev,
+		.addressable_range.limit = *gpu->pdev->dev.dma_mask,
+	};
+	nv->gpu_id = gpu->index;
+	nv->dma_dev = &record->dma;
+	nv->dma_buf_supported = NV_TRUE;
+	nv->coherent = nv == &record->coherent;
+	mutex_unlock(&records_lock);
+	return nv;
+}
+
+/* As CUDA calls it: the first call makes the buffer, each further one adds 128 handles. */
+static int export(nv_state_t *nv, const struct nvlab_part *part, u32 count,
+		  nv_ioctl_export_to_dma_buf_fd_t *params)
+{
+	u32 i, n;
+	int err;
+
+	params->fd = -1;
+	params->totalObjects = count;
+	for (i = 0; i < count; i++)
+		if (check_add_overflow(params->totalSize, part[i].len, &params->totalSize))
+			return -EINVAL;
+	for (; count; count -= n, part += n) {
+		n = min(count, NV_DMABUF_EXPORT_MAX_HANDLES);
+		params->index = params->totalObjects - count;
+		params->numObjects = n;
+		for (i = 0; i < n; i++) {
+			if (part[i].handle > U32_MAX)
+				return -ENOENT;
+			params->handles[i] = part[i].handle;
+			params->offsets[i] = part[i].offset;
+			params->sizes[i] = part[i].len;
+		}
+		err = errno_of(nv_dma_buf_export(nv, params));
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+int nvlab_dma_buf_export(struct nvlab_client *client, struct nvlab_export *req)
+{
+	nv_ioctl_export_to_dma_buf_fd_t *params;
+	struct nvlab_part *part;
+	struct nvlab_gpu *gpu;
+	int err;
+
+	if (!req->count || req->count > NVLAB_EXPORT_MAX || req->pad)
+		return -EINVAL;
+	part = vmemdup_array_user(u64_to_user_ptr(req->parts), req->count, sizeof(*part));
+	if (IS_ERR(part))
+		return PTR_ERR(part);
+	params = kzalloc_obj(*params);
+	gpu = nvlab_gpu_get(req->gpu);
+	err = !params ? -ENOMEM : !gpu ? -ENODEV :
+	      xa_alloc(&exporters, &params->hClient, client, xa_limit_31b, GFP_KERNEL);
+	if (!err) {
+		err = export(record_of(client, gpu, part->handle), part, req->count, params);
+		xa_erase(&exporters, params->hClient);
+		if (err && params->fd >= 0)
+			close_fd(params->fd);
+		req->fd = params->fd;
+	}
+	if (!err)
+		nvlab_count(NVLAB_ACCOUNT_DMA_BUFS);
+	if (gpu)
+		nvlab_gpu_put(gpu);
+	kfree(params);
+	kvfree(part);
+	return err;
+}
