@@ -133,6 +133,47 @@ fn a_neighbour_that_changed_during_the_build() {
     assert_eq!(count(&node.log(), "insmod"), 1, "{}", node.log());
 }
 
+/// The core is the node's own, whose `openibd restart` unloads it during the build, or is over by then.
+#[test]
+fn the_nodes_own_core_restarts_during_the_build() {
+    for (what, over) in [("true >\"$PROC/modules\"", false), ("rm \"$SYS/module/ib_core/srcversion\"; mv \"$SYS/module/ib_core\" \"$NODE/old\"; mkdir \"$SYS/module/ib_core\"; echo A >\"$SYS/module/ib_core/srcversion\"", true)] {
+        let mut node = Node::new();
+        node.driver();
+        node.write("sys/module/nvidia/srcversion", "A\n");
+        node.write("sys/module/ib_core/srcversion", "A\n");
+        node.write("proc/modules", "mlx5_core 1 0 - Live 0x0\n");
+        node.stand_in("make", &format!("echo \"make $*\" >>\"$NODE/log\"\nfor word; do case $word in OUT=*) touch \"${{word#OUT=}}/nvidia-peermem.ko\" ;; esac; done\n[ -e \"$NODE/changed\" ] || {{ touch \"$NODE/changed\"; {what}; }}"));
+        node.start(&[("USE_HOST_MOFED", "true")]);
+        node.says("has changed during the build");
+        if !over {
+            node.says("waiting for the RDMA core (mlx5_core on the node)");
+            assert_eq!(count(&node.log(), "insmod"), 0, "{what}: {}", node.log());
+            node.write("proc/modules", "mlx5_core 1 0 - Live 0x0\n");
+        }
+        node.wait("the module", || node.loaded());
+        assert_eq!(count(&node.log(), "insmod"), 1, "{what}: {}", node.log());
+    }
+}
+
+/// The driver's pod comes back by its fast path while the core's pod, too, is away and back: both have
+/// stayed loaded, and what was built serves.
+#[test]
+fn after_both_pods_were_deleted_the_built_file_serves() {
+    let mut node = Node::with_both();
+    node.write("sys/module/nvidia/srcversion", "A\n");
+    node.write("sys/module/ib_core/srcversion", "A\n");
+    node.start(&[]);
+    node.wait("the module", || node.loaded());
+    driver_pod_is_deleted(&node);
+    fs::remove_dir_all(node.path("run/mellanox/drivers")).expect("folder");
+    driver_pod_is_back(&node);
+    node.says("waiting for the RDMA core");
+    assert!(!node.loaded(), "{}", node.log());
+    node.write("run/mellanox/drivers/.driver-ready", "");
+    node.wait("the module", || node.loaded());
+    assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
+}
+
 /// The node's own OFED lies behind links that are absolute on the node.
 #[test]
 fn the_nodes_ofed_behind_links() {
