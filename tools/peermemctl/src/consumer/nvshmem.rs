@@ -84,7 +84,7 @@ pub const NVSHMEM: Consumer = Consumer {
         let params = nvidia::params(machine.root);
         let overridden = params.get("RegistryDwords").is_some_and(|words| words.contains("PeerMappingOverride=1"));
         let handler = environment.get("NVSHMEM_IBGDA_NIC_HANDLER").unwrap_or("auto").to_ascii_lowercase();
-        let by_gpu = environment.says_yes("NVSHMEM_IB_ENABLE_IBGDA") && handler == "gpu";
+        let by_gpu = has_ibgda(environment) && handler == "gpu";
         (by_gpu && !overridden).then(|| Refusal {
             because: "NVSHMEM_IBGDA_NIC_HANDLER=gpu needs PeerMappingOverride=1 of the GPU driver".to_owned(),
             set: Some("unset NVSHMEM_IBGDA_NIC_HANDLER (auto has the CPU ring the NIC, from NVSHMEM 3.4.5 on); or write options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again".to_owned()),
@@ -100,6 +100,22 @@ fn mlx5_transport(environment: &Environment) -> Option<(String, &'static str)> {
     let named = environment.get(TRANSPORT).filter(|value| ["ibgda", "ibdevx"].contains(value));
     let named = named.map(|value| (format!("{TRANSPORT}={value}"), TRANSPORT));
     named.or_else(|| environment.says_yes(IBGDA).then(|| (format!("{IBGDA}=1"), IBGDA)))
+}
+
+/// Returns whether the GPU posts by itself, by either variable.
+fn has_ibgda(environment: &Environment) -> bool {
+    environment.says_yes("NVSHMEM_IB_ENABLE_IBGDA") || environment.get("NVSHMEM_REMOTE_TRANSPORT") == Some("ibgda")
+}
+
+/// Returns the value of NVSHMEM_HCA_PREFIX that takes all of these devices: the letters that their names
+/// begin with, or the name of the only one; `None` where names have nothing in common.
+fn prefix_for<'a>(nics: &[&'a str]) -> Option<&'a str> {
+    let letters = |nic: &'a str| nic.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
+    let (first, rest) = nics.split_first()?;
+    match letters(first) {
+        "" => Some(*first).filter(|first| rest.iter().all(|nic| nic == first)),
+        prefix => Some(prefix).filter(|prefix| rest.iter().all(|nic| letters(nic) == *prefix)),
+    }
 }
 
 /// Returns whether NVSHMEM_HCA_PREFIX takes a device: names that begin so, or with `^` all others.
@@ -121,11 +137,15 @@ pub fn by_version(machine: &Machine, environment: &Environment, nics: &[&str]) -
     }
     let other = nics.iter().find(|nic| !nic.starts_with("mlx5"));
     if let (Some(nic), None) = (other, environment.get("NVSHMEM_HCA_PREFIX")) {
-        let letters: String = nic.chars().take_while(char::is_ascii_alphabetic).collect();
+        let set = match prefix_for(nics) {
+            Some(prefix) => format!("set NVSHMEM_HCA_PREFIX={prefix}, which"),
+            None => "set NVSHMEM_HCA_PREFIX to what the names of those devices begin with that it should take, which"
+                .to_owned(),
+        };
         let first = facts::NVSHMEM_NAMES.before.unwrap_or_default();
-        notes.push(format!("versions that have no ^smi as the default of NVSHMEM_HCA_PREFIX take mlx5* only, not {nic}: set NVSHMEM_HCA_PREFIX={letters}, which {first} and later know; before, give the device such a name (rdma dev set {nic} name mlx5_N)"));
+        notes.push(format!("versions that have no ^smi as the default of NVSHMEM_HCA_PREFIX take mlx5* only, not {nic}: {set} {first} and later know; before, give the device such a name (rdma dev set {nic} name mlx5_N)"));
     }
-    if environment.says_yes("NVSHMEM_IB_ENABLE_IBGDA") && environment.get("NVSHMEM_IBGDA_NIC_HANDLER").is_none() {
+    if has_ibgda(environment) && environment.get("NVSHMEM_IBGDA_NIC_HANDLER").is_none() {
         let params = nvidia::params(machine.root);
         if !params.get("RegistryDwords").is_some_and(|words| words.contains("PeerMappingOverride=1")) {
             let first = facts::IBGDA_BY_GPU.before.unwrap_or_default();
