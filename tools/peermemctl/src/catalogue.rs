@@ -16,7 +16,7 @@ const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entr
 }
 
 /// All checks, in the order of doctor's sections.
-pub const CHECKS: [Entry; 73] = [
+pub const CHECKS: [Entry; 74] = [
     entry(
         "setting.machine",
         "The kind of machine: architecture, virtual machine, container, where the kernel's modules come from.",
@@ -99,8 +99,8 @@ pub const CHECKS: [Entry; 73] = [
     ),
     entry(
         "module.blocked",
-        "Lines of modprobe.d that keep the module out.",
-        "A blacklist keeps it from being loaded at boot. An install line with /bin/false keeps NVIDIA's out always; ours has a softdep, so modprobe ignores such a line.",
+        "Lines of modprobe.d and words of the kernel's command line (modprobe.blacklist, module_blacklist) that keep the module out.",
+        "A blacklist keeps it from being loaded at boot, and the kernel's own (module_blacklist) from being loaded at all. An install line with /bin/false keeps NVIDIA's out always; ours has a softdep, so modprobe ignores such a line.",
     ),
     entry(
         "module.signature",
@@ -285,7 +285,7 @@ pub const CHECKS: [Entry; 73] = [
     entry(
         "limits.autoload",
         "Whether something loads the module at boot.",
-        "Nobody else does: NVIDIA's driver does not.",
+        "Nobody else does: NVIDIA's driver does not. Lists of systemd, udev and initial RAM disks, softdeps, units and their scripts, rc.local and cron are read.",
     ),
     entry(
         "limits.dkms",
@@ -305,7 +305,12 @@ pub const CHECKS: [Entry; 73] = [
     entry(
         "log.xid",
         "The Xids of each GPU in the kernel log: what the driver asks for (Xid 154), or the last that needs somebody to act by NVIDIA's catalogue, unless the driver took that back; else the last of all.",
-        "After some, the GPU does nothing until it is reset.",
+        "After some, the GPU does nothing until it is reset. What an Xid asks for that no list here has is said not to be known.",
+    ),
+    entry(
+        "log.api",
+        "The last program whose libraries nvidia.ko refused as those of another version.",
+        "After an update of the driver, and with a libcuda in an image, CUDA does not start.",
     ),
     entry(
         "log.mlx5",

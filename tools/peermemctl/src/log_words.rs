@@ -4,7 +4,9 @@
 
 /// What a fault of the kernel begins with, and what that means: kernel/watchdog.c, arch/x86/mm/fault.c,
 /// arch/x86/kernel/traps.c, arch/x86/kernel/dumpstack.c and arch/arm64/mm/fault.c of 7.2.
-pub const FAULTS: [(&str, &str); 7] = [
+/// "kernel BUG at" of lib/bug.c's callers, "Internal error" of arch/arm64/kernel/traps.c, and the stalls of
+/// kernel/rcu/tree_stall.h come before such lines, too.
+pub const FAULTS: [(&str, &str); 11] = [
     ("BUG: soft lockup", STUCK),
     // Older kernels have no processor's number before it.
     ("Watchdog detected hard LOCKUP", STUCK),
@@ -12,6 +14,10 @@ pub const FAULTS: [(&str, &str); 7] = [
     ("BUG: unable to handle", FAULTED),
     ("Unable to handle kernel", FAULTED),
     ("general protection fault", FAULTED),
+    ("kernel BUG at", FAULTED),
+    ("Internal error: ", FAULTED),
+    ("self-detected stall", STUCK),
+    ("detected stalls", STUCK),
     ("Oops", FAULTED),
 ];
 const STUCK: &str = "a processor did not come out of";
@@ -70,9 +76,13 @@ const IRDMA: [&str; 4] = ["critical PE Error", "HMC Error", "PE Push Error", "Re
 
 /// Other words of lines that are about GPUs and RDMA.
 const TOPICS: [&str; 10] =
-    ["nvidia", "NVRM", "nv_mem", "ib_core", "ib_uverbs", "mlx5_core", "bnxt_", "peer_mem", "Loading of", "Lockdown"];
+    ["nvidia", "NVRM", "nv_mem", "ib_core", "ib_uverbs", "mlx5_", "bnxt_", "peer_mem", "Loading of", "Lockdown"];
 /// Words of configuration only.
 const SETTINGS: [&str; 2] = ["memlock", "irdma"];
+/// Modules that GPU memory goes through, beside those of the topics.
+const OTHERS: [&str; 2] = ["[gdrdrv", "[efa"];
+/// What the line of a fault begins with that says where, in whatever module.
+pub const WHERE: [&str; 2] = ["RIP: ", "pc : "];
 
 /// Returns whether a line of the log or of configuration is about GPUs or RDMA. A kernel command line
 /// names disks and hosts. Logs are long and most of their lines have nothing of this: short words go first.
@@ -80,9 +90,12 @@ pub fn is_on_topic(line: &str) -> bool {
     let has = |words: &[&str]| words.iter().any(|word| line.contains(word));
     let is_one = has(&TOPICS)
         || has(&SETTINGS)
+        || has(&OTHERS)
+        || has(&WHERE)
         || has(&IOMMU)
         || has(&["Error", "Requesting"]) && has(&IRDMA)
-        || has(&["BUG", "LOCKUP", "handle", "fault", "Oops"]) && FAULTS.iter().any(|(head, _)| line.contains(head))
+        || has(&["BUG", "LOCKUP", "handle", "fault", "Oops", "Internal", "stall"])
+            && FAULTS.iter().any(|(head, _)| line.contains(head))
         || blocked_task(line).is_some();
     is_one && !line.contains("ommand line")
 }
@@ -116,6 +129,10 @@ mod tests {
             }
         }
         assert!(is_on_topic("watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3"));
+        for (head, _) in FAULTS {
+            assert!(is_on_topic(&format!("{head} x")), "{head}");
+        }
+        assert!(is_on_topic("RIP: 0010:mlx5_ib_invalidate_range+0x1d0/0x5e0 [mlx5_ib]"));
         assert!(!is_on_topic("Kernel command line: root=/dev/nvidia") && !is_on_topic("usb 1-1: new device"));
     }
 }

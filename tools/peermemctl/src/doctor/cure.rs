@@ -69,7 +69,7 @@ const MODULES: [&str; 24] = [
     "limits.dkms",
     "consumers.operator",
 ];
-const HOST: [&str; 22] = [
+const HOST: [&str; 23] = [
     "fabric.port",
     "module.shut",
     "module.taint",
@@ -86,6 +86,7 @@ const HOST: [&str; 22] = [
     "fabric.iommu",
     "log.hung",
     "log.xid",
+    "log.api",
     "log.fault",
     "log.mlx5",
     "log.nic",

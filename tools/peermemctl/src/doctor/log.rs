@@ -2,7 +2,7 @@
 //! What the kernel log says of hung tasks, Xids and NICs, beside this project's own lines.
 
 use crate::check::Check;
-use crate::log_words::{blocked_task, Nic, FAULTS, IOMMU, NICS};
+use crate::log_words::{blocked_task, Nic, FAULTS, IOMMU, NICS, WHERE};
 use crate::machine::{Machine, NAME};
 use crate::nvidia;
 use crate::pci;
@@ -16,8 +16,9 @@ const WAITS: [&str; 4] =
 /// Functions in which the GPU driver calls a client back, with its lock held.
 const FREE_CALLBACKS: [&str; 3] =
     ["nv_get_p2p_free_callback", "nv_mem_info_free_callback", "nv_p2p_mem_info_free_callback"];
-/// Other words of stacks below a client of the GPU driver.
-const CLIENTS: [&str; 3] = ["nvidia_p2p_free", "nvidia_peermem", "[nvidia]"];
+/// Other words of stacks below a client of the GPU driver, and its module.
+const CLIENTS: [&str; 2] = ["nvidia_p2p_free", "nvidia_peermem"];
+const DRIVER: &str = "nvidia";
 
 /// What NVIDIA's Xid catalogue asks for at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,16 +27,21 @@ enum Asks {
     Reset,
     /// RESTART_BM.
     Reboot,
+    /// RESTART_VM.
+    Guest,
     /// A workflow of the catalogue, which may end in a reset.
     Workflow(&'static str),
+    /// CHECK_MECHANICALS.
+    Power,
 }
 
 /// Xids after which the GPU or its links do nothing until somebody acts, with what they say, by the column
 /// "Immediate Action" of NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html,
 /// as components/accelerator/nvidia/xid/catalog_generated.go of leptonai/gpud has it).
-const FATAL_XIDS: [(u32, &str, Asks); 17] = [
+const FATAL_XIDS: [(u32, &str, Asks); 26] = [
     (46, "the GPU has stopped processing", Asks::Reset),
     (48, "double-bit ECC error", Asks::Workflow("WORKFLOW_XID_48")),
+    (54, "the auxiliary power of the board is not connected", Asks::Power),
     (62, "the GPU's own controller has halted", Asks::Reset),
     (64, "a bad row of memory could not be remapped", Asks::Reset),
     (74, "NVLink error", Asks::Workflow("WORKFLOW_NVLINK_ERR")),
@@ -48,9 +54,45 @@ const FATAL_XIDS: [(u32, &str, Asks); 17] = [
     (136, "the training of a link failed", Asks::Reset),
     (140, "ECC error that was not recovered from", Asks::Reset),
     (143, "the GPU could not be initialized", Asks::Reset),
+    (144, "NVLink error (SAW)", NVLINK5),
+    (145, "NVLink error (RLW)", NVLINK5),
+    (146, "NVLink error (TLW)", NVLINK5),
+    (147, "NVLink error (TREX)", NVLINK5),
+    (148, "NVLink error (NVLPW_CTRL)", NVLINK5),
+    (149, "NVLink error (NETIR)", NVLINK5),
+    (150, "NVLink error (MSE)", NVLINK5),
+    (151, "a key of confidential computing could not be changed", Asks::Guest),
     (155, "NVLink error that software found", Asks::Reset),
     (156, "a part of the GPU has to be retired", Asks::Reset),
     (158, "fatal timeout of the GPU", Asks::Reset),
+];
+const NVLINK5: Asks = Asks::Workflow("WORKFLOW_NVLINK5_ERR");
+/// The Xids for which that column has RESTART_APP, IGNORE, or another Xid that comes with them: from and to.
+const HARMLESS_XIDS: [(u32, u32); 24] = [
+    (8, 8),
+    (11, 11),
+    (13, 14),
+    (25, 25),
+    (31, 32),
+    (37, 41),
+    (43, 45),
+    (60, 60),
+    (63, 63),
+    (66, 72),
+    (75, 77),
+    (80, 80),
+    (82, 86),
+    (88, 89),
+    (92, 94),
+    (96, 108),
+    (121, 121),
+    (126, 135),
+    (137, 137),
+    (139, 139),
+    (141, 141),
+    (152, 154),
+    (157, 157),
+    (160, 161),
 ];
 /// The Xid in which the driver says what brings the GPU back: "GPU recovery action changed from 0x0 (None) to
 /// 0x2 (Node Reboot Required)", of which newer drivers write "OS Reboot".
@@ -60,6 +102,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = hung(machine).into_iter().collect();
     checks.extend(fault(machine));
     checks.extend(xid(machine));
+    checks.extend(other_version(machine));
     checks.extend(nic_health(machine));
     checks.extend(blocked_by_iommu(machine));
     checks.extend(unread(machine));
@@ -152,8 +195,8 @@ fn leaving(machine: &Machine) -> Option<Check> {
 
 /// Tasks that wait in the GPU driver, where nothing tells who holds its lock.
 fn blocked(machine: &Machine) -> Option<Check> {
-    const MODULES: [&str; 4] = ["[nvidia]", "[nvidia_uvm]", "[nvidia_peermem]", "[nv_peer_mem]"];
-    let in_driver = |stack: &str| MODULES.iter().any(|module| stack.contains(module));
+    const MODULES: [&str; 6] = [DRIVER, "nvidia_uvm", "nvidia_modeset", "nvidia_peermem", "nv_peer_mem", "gdrdrv"];
+    let in_driver = |stack: &str| MODULES.iter().any(|module| names(stack, module));
     let (task, evidence) = hung_by_log(machine, in_driver)?;
     Some(
         Check::warn(
@@ -190,7 +233,14 @@ fn is_an_unbind(stack: &str) -> bool {
 
 fn is_the_wait(stack: &str) -> bool {
     let has = |names: &[&str]| names.iter().any(|name| stack.contains(name));
-    has(&FREE_CALLBACKS) || has(&WAITS) && has(&CLIENTS)
+    has(&FREE_CALLBACKS) || has(&WAITS) && (has(&CLIENTS) || names(stack, DRIVER))
+}
+
+/// Returns whether a stack has a function of a module: `f+0x1/0x2 [nvidia]`, or with
+/// CONFIG_STACKTRACE_BUILD_ID `f+0x1/0x2 [nvidia 5d3b8a3f]`.
+fn names(stack: &str, module: &str) -> bool {
+    let is_end = |rest: &str| rest.strip_prefix(module).is_some_and(|rest| rest.starts_with([']', ' ']));
+    stack.split('[').skip(1).any(is_end)
 }
 
 /// Returns a task that the kernel reported as blocked with such a stack, and that may wait still.
@@ -216,8 +266,21 @@ fn hung_by_log(machine: &Machine, is_it: fn(&str) -> bool) -> Option<(String, St
 /// A fault of the kernel, or a processor that does not come out of it, in a module that GPU memory goes
 /// through.
 fn fault(machine: &Machine) -> Option<Check> {
-    const MODULES: [&str; 7] =
-        ["nvidia_peermem", "nv_peer_mem", "nvidia", "nvidia_uvm", "ib_core", "ib_uverbs", "mlx5_ib"];
+    const MODULES: [&str; 13] = [
+        "nvidia_peermem",
+        "nv_peer_mem",
+        "nvidia",
+        "nvidia_uvm",
+        "nvidia_modeset",
+        "gdrdrv",
+        "ib_core",
+        "ib_uverbs",
+        "mlx5_ib",
+        "mlx5_core",
+        "bnxt_re",
+        "irdma",
+        "efa",
+    ];
     let mut last = None;
     let mut found = None;
     for line in machine.log.iter().flatten() {
@@ -225,9 +288,9 @@ fn fault(machine: &Machine) -> Option<Check> {
             last = Some((*what, line));
         }
         // The first after it says where: "RIP: 0010:nv_mem_dma_map+0x15/0x30 [nvidia_peermem]".
-        let says_where = line.contains("RIP:") || line.contains("pc : ");
+        let says_where = WHERE.iter().any(|word| line.contains(word));
         if let Some((what, head)) = last.filter(|_| says_where) {
-            let module = MODULES.iter().find(|module| line.contains(&format!("[{module}]")));
+            let module = MODULES.iter().find(|module| names(line, module));
             found = module.map(|module| (what, head, line, *module)).or(found);
             last = None;
         }
@@ -272,6 +335,19 @@ fn recovery_cure(machine: &Machine, action: &str) -> String {
     }
 }
 
+/// Returns the GPU and the number of an Xid in a line: "NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', ...".
+/// Old drivers leave out "PCI:". "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus." says the same as Xid 79.
+fn xid_of(line: &str) -> Option<(&str, u32)> {
+    let line = line.get(line.find("NVRM")?..)?;
+    let Some((_, rest)) = line.split_once("Xid (") else {
+        let gpu = line.split_once("GPU ")?.1.split_once(": GPU has fallen off the bus")?.0;
+        return Some((gpu.rsplit_once('.')?.0, 79)).filter(|_| pci::is_address(gpu));
+    };
+    let (gpu, rest) = rest.strip_prefix("PCI:").unwrap_or(rest).split_once(')')?;
+    let digits: String = rest.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
+    Some((gpu, digits.parse().ok()?))
+}
+
 /// Xids: of each GPU the last that needs somebody to act, unless the driver took that back, or the last of
 /// all. What the driver itself asks for (Xid 154) stands before what its catalogue says of another Xid.
 fn xid(machine: &Machine) -> Vec<Check> {
@@ -288,10 +364,16 @@ fn xid(machine: &Machine) -> Vec<Check> {
         line: &'a str,
     }
     let fatal = |number: u32, line: &str| {
+        // "149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 00 (...)": the catalogue asks for nothing at once.
+        if line.contains(" Nonfatal ") {
+            return None;
+        }
         if let Some((_, what, asks)) = FATAL_XIDS.iter().find(|(xid, ..)| *xid == number) {
             let fix = match asks {
                 Asks::Reset => reset_gpu(machine, "that GPU"),
                 Asks::Reboot => reboot_for_gpu(machine),
+                Asks::Guest => restart_guest(machine),
+                Asks::Power => machine.setting.on_hardware("connect the power cables of that board, then boot again"),
                 Asks::Workflow(name) => {
                     format!(
                         "follow {name} of NVIDIA's Xid catalogue; where it ends in a reset: {}",
@@ -307,11 +389,7 @@ fn xid(machine: &Machine) -> Vec<Check> {
     let mut found: Vec<Last> = Vec::new();
     for line in machine.log.iter().flatten() {
         // NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', ...
-        let Some(rest) = line.split("Xid (PCI:").nth(1).filter(|_| line.contains("NVRM")) else { continue };
-        let Some((gpu, rest)) = rest.split_once(')') else { continue };
-        let number: String =
-            rest.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
-        let Ok(number) = number.parse::<u32>() else { continue };
+        let Some((gpu, number)) = xid_of(line) else { continue };
         let taken_back = number == RECOVERY_XID && recovery(line) == Some("None");
         let before = found.iter().position(|last| last.gpu == gpu).map(|at| found.remove(at));
         let asked = |last: &Last| last.fatal.as_ref().is_some_and(|fatal| fatal.number == RECOVERY_XID);
@@ -329,6 +407,14 @@ fn xid(machine: &Machine) -> Vec<Check> {
             Some(Fatal { number, what, fix }) => {
                 Check::warn(ID, format!("GPU {gpu} reported Xid {number} since the kernel was booted: {what}"), fix)
             }
+            // A list of this program cannot have those of later drivers.
+            None if !is_harmless(last.number, last.line) => Check::skip(
+                ID,
+                format!(
+                    "GPU {gpu} reported Xid {} since the kernel was booted: what that asks for is not known here, but to NVIDIA's Xid catalogue, and nvidia-smi -q -d RESET says whether the GPU has to be reset",
+                    last.number
+                ),
+            ),
             None => Check::ok(
                 ID,
                 format!(
@@ -340,6 +426,43 @@ fn xid(machine: &Machine) -> Vec<Check> {
         check.seen(format!("kernel log: {}", last.line))
     };
     found.into_iter().map(check).collect()
+}
+
+/// Returns the version of a program's libraries that nvidia.ko refused, by what rm_is_supported_ioctl() of NVIDIA's
+/// driver writes: "NVRM: API mismatch: the client has the version 580.95.05, but NVRM: this kernel module has
+/// the version 580.82.07." Later drivers name the program in between.
+fn refused_version(line: &str) -> Option<String> {
+    let rest = line.split_once("NVRM: API mismatch")?.1.split_once("the version ")?.1;
+    let version: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+    Some(version.trim_end_matches('.').to_owned()).filter(|version| !version.is_empty())
+}
+
+/// Finds programs whose libraries are of another driver than nvidia.ko: CUDA does not start in them.
+fn other_version(machine: &Machine) -> Option<Check> {
+    let loaded = machine.driver.as_ref()?.version.as_deref()?;
+    let of = |line: &String| Some((refused_version(line)?, line.clone()));
+    let (version, line) = machine.log.iter().flatten().rev().find_map(of)?;
+    // nvidia.ko was loaded again since.
+    if version == loaded {
+        return None;
+    }
+    let fix = match machine.setting.container {
+        Some(_) => "have the container runtime bring the host's libcuda (NVIDIA's container toolkit), and none in the image".to_owned(),
+        None => format!("reboot, or unload nvidia.ko and load the installed one: the driver was updated; in a container the image must bring no libcuda of its own (nvidia-smi says \"Driver/library version mismatch\" where the host has {version})"),
+    };
+    Some(
+        Check::warn(
+            "log.api",
+            format!("nvidia.ko {loaded} refused a program with the libraries of driver {version}: CUDA does not start there"),
+            fix,
+        )
+        .seen(format!("kernel log: {line}")),
+    )
+}
+
+/// Returns whether NVIDIA's catalogue asks for nothing but a new start of the application, or the line says so.
+fn is_harmless(number: u32, line: &str) -> bool {
+    line.contains(" Nonfatal ") || HARMLESS_XIDS.iter().any(|(from, to)| (*from..=*to).contains(&number))
 }
 
 /// Finds what drivers of NICs last said of their health: one finding for each driver.
@@ -470,6 +593,53 @@ pub fn reset_gpu(machine: &Machine, which: &str) -> String {
 mod tests {
     use super::*;
     use crate::root::Root;
+
+    #[test]
+    fn xids_as_drivers_write_them() {
+        for (line, wanted) in [
+            ("NVRM: Xid (PCI:0000:19:00): 79, pid='<unknown>', name=<unknown>, x", Some(("0000:19:00", 79))),
+            ("NVRM: Xid (0000:19:00): 79, GPU has fallen off the bus.", Some(("0000:19:00", 79))),
+            ("NVRM: Xid (PCI:0000:19:00 GPU-I:05): 95, pid=1", Some(("0000:19:00 GPU-I:05", 95))),
+            ("NVRM: GPU 0000:19:00.0: GPU has fallen off the bus.", Some(("0000:19:00", 79))),
+            ("NVRM: GPU at 0000:19:00.0: GPU has fallen off the bus.", None),
+            ("NVRM: GPU 0000:19:00.0: something else", None),
+            ("NVRM: Xid (PCI:0000:19:00", None),
+            ("Xid (PCI:0000:19:00): 79", None),
+        ] {
+            assert_eq!(xid_of(line), wanted, "{line}");
+        }
+    }
+
+    #[test]
+    fn modules_in_stacks_with_and_without_build_ids() {
+        for (line, wanted) in [
+            ("os_acquire_mutex+0x3c/0x50 [nvidia]", true),
+            ("os_acquire_mutex+0x3c/0x50 [nvidia 5d3b8a3f]", true),
+            ("nv_drm_open+0x3c/0x50 [nvidia_drm]", false),
+            ("[<0>] nvidia_open+0x3c/0x50", false),
+        ] {
+            assert_eq!(names(line, "nvidia"), wanted, "{line}");
+        }
+    }
+
+    #[test]
+    fn libraries_of_another_version_than_the_module() {
+        for (line, wanted) in [
+            ("NVRM: API mismatch: the client has the version 470.57.02, but\\x0aNVRM: this kernel module has the version 460.91.03.", Some("470.57.02")),
+            ("NVRM: API mismatch: the client 'nvidia-smi' (pid 4321) has the version 580.95.05, but this kernel module has the version 580.82.07.", Some("580.95.05")),
+            ("NVRM: API mismatch: the client has the version", None),
+            ("NVRM: loading NVIDIA UNIX Open Kernel Module  580.82.07", None),
+        ] {
+            assert_eq!(refused_version(line).as_deref(), wanted, "{line}");
+        }
+    }
+
+    /// What the catalogue asks for at once is not called harmless.
+    #[test]
+    fn no_xid_is_both_fatal_and_harmless() {
+        let both: Vec<u32> = FATAL_XIDS.iter().map(|(number, ..)| *number).filter(|n| is_harmless(*n, "")).collect();
+        assert!(both.is_empty(), "{both:?}");
+    }
 
     /// As newer and older drivers write them.
     #[test]
