@@ -3,14 +3,26 @@
 
 use crate::root::Root;
 
-const MODPROBE: [&str; 4] = ["/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"];
-const MODULES_LOAD: [&str; 4] =
-    ["/etc/modules-load.d", "/run/modules-load.d", "/usr/lib/modules-load.d", "/lib/modules-load.d"];
+// The folders of modprobe.d(5), modules-load.d(5), udev(7) and systemd.unit(5), the first one first.
+pub const MODPROBE: [&str; 5] =
+    ["/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"];
+pub const MODULES_LOAD: [&str; 5] = [
+    "/etc/modules-load.d",
+    "/run/modules-load.d",
+    "/usr/local/lib/modules-load.d",
+    "/usr/lib/modules-load.d",
+    "/lib/modules-load.d",
+];
 
 /// A line of a configuration file.
 pub struct Line {
     pub file: String,
     pub text: String,
+}
+
+/// Joins lines that end with a backslash with those that follow.
+fn continued(text: &str) -> String {
+    text.replace("\\\r\n", " ").replace("\\\n", " ")
 }
 
 fn lines(root: &Root, dirs: &[&str]) -> Vec<Line> {
@@ -24,7 +36,7 @@ fn lines(root: &Root, dirs: &[&str]) -> Vec<Line> {
             }
             let file = format!("{dir}/{name}");
             seen.push(name);
-            let text = root.text(&file).unwrap_or_default();
+            let text = continued(&root.text(&file).unwrap_or_default());
             lines.extend(
                 text.lines()
                     .map(str::trim)
@@ -58,22 +70,61 @@ pub fn options(root: &Root, module: &str) -> Vec<(Line, String, String)> {
 }
 
 /// The line that keeps modprobe from loading a module: `blacklist`, or `install` with a command
-/// that loads nothing.
+/// that loads nothing; or the word of the kernel's command line that does.
 pub fn blocked(root: &Root, module: &str) -> Option<(Line, Block)> {
-    lines(root, &MODPROBE).into_iter().find_map(|line| {
+    let of_line = |line: Line| {
         let mut words = line.text.split_ascii_whitespace();
         let verb = words.next().map(str::to_owned);
         if !is(words.next(), module) {
             return None;
         }
-        let nothing =
-            words.next().is_some_and(|command| matches!(command, "/bin/false" | "/bin/true" | "false" | "true"));
+        let nothing = loads_nothing(&words.collect::<Vec<_>>().join(" "));
         match verb.as_deref() {
             Some("blacklist") => Some((line, Block::Alias)),
             Some("install") if nothing => Some((line, Block::Always)),
             _ => None,
         }
-    })
+    };
+    // The kernel compares letter by letter, and has names with underscores.
+    let of_kernel = || by_command_line(root, &[KERNEL_LIST], module).filter(|line| line.text.contains(module));
+    let of_kernel = || of_kernel().map(|line| (line, Block::Kernel));
+    let of_modprobe = || by_command_line(root, &[ALIAS_LIST], module).map(|line| (line, Block::Alias));
+    of_kernel().or_else(|| lines(root, &MODPROBE).into_iter().find_map(of_line)).or_else(of_modprobe)
+}
+
+/// Returns whether the command of an `install` line loads nothing, with a shell around it or not.
+fn loads_nothing(command: &str) -> bool {
+    const IDLE: [&str; 6] = ["false", "true", ":", "exit", "echo", "logger"];
+    const SHELLS: [&str; 4] = ["sh", "bash", "dash", "-c"];
+    let name = |word: &str| word.rsplit('/').next().unwrap_or_default().to_owned();
+    let mut words = command.split(|c: char| c.is_whitespace() || "\"';&|".contains(c)).filter(|word| !word.is_empty());
+    let loader = words.clone().any(|word| LOADERS.contains(&name(word).as_str()));
+    let first = words.find(|word| !SHELLS.contains(&name(word).as_str()));
+    !loader && first.is_some_and(|first| IDLE.contains(&name(first).as_str()))
+}
+
+/// What words of the kernel's command line begin with that list modules to load: systemd's, then dracut's.
+const LOADED_LISTS: [&str; 5] =
+    ["modules_load=", "modules-load=", "rd.modules_load=", "rd.driver.pre=", "rd.driver.post="];
+/// The same of modules that are kept out: modprobe's, and the kernel's own.
+const ALIAS_LIST: &str = "modprobe.blacklist=";
+const KERNEL_LIST: &str = "module_blacklist=";
+
+/// Returns whether a word of the kernel's command line lists a module, to load it or to keep it out.
+pub fn is_list_of(word: &str, module: &str) -> bool {
+    LOADED_LISTS.iter().chain([&ALIAS_LIST, &KERNEL_LIST]).any(|start| lists(word, start, module))
+}
+
+fn lists(word: &str, start: &str, module: &str) -> bool {
+    word.strip_prefix(start).is_some_and(|list| list.split(',').any(|name| is(Some(name), module)))
+}
+
+/// Returns the word of the kernel's command line that begins so and lists a module.
+fn by_command_line(root: &Root, starts: &[&str], module: &str) -> Option<Line> {
+    let words = root.line(COMMAND_LINE).unwrap_or_default();
+    let is_it = |word: &&str| starts.iter().any(|start| lists(word, start, module));
+    let text = words.split_ascii_whitespace().find(is_it)?.to_owned();
+    Some(Line { file: COMMAND_LINE.to_owned(), text })
 }
 
 /// How a module is kept from being loaded.
@@ -81,9 +132,27 @@ pub fn blocked(root: &Root, module: &str) -> Option<(Line, Block)> {
 pub enum Block {
     /// By alias and at boot only; `modprobe NAME` loads it.
     Alias,
-    /// Always.
+    /// Always, by modprobe.
     Always,
+    /// By the kernel, whoever loads it.
+    Kernel,
 }
+
+impl Line {
+    /// Returns what undoes a line.
+    pub fn take_out(&self) -> String {
+        match self.file.as_str() {
+            COMMAND_LINE => format!(
+                "take the module out of {} on the kernel's command line (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub or grub2-mkconfig), and reboot",
+                self.text
+            ),
+            file => format!("take that line out of {file}"),
+        }
+    }
+}
+
+/// The command line with which the kernel was booted.
+pub const COMMAND_LINE: &str = "/proc/cmdline";
 
 /// The file that has a module loaded at boot.
 pub fn loaded_at_boot(root: &Root, module: &str) -> Option<String> {
@@ -97,7 +166,7 @@ pub fn loaded_at_boot(root: &Root, module: &str) -> Option<String> {
 
 /// Returns the file that has the initial RAM disk load a module: of initramfs-tools, dracut or mkinitcpio.
 fn loaded_by_initrd(root: &Root, module: &str) -> Option<String> {
-    const DRACUT: [&str; 2] = ["/etc/dracut.conf.d", "/usr/lib/dracut/dracut.conf.d"];
+    const FOLDERS: [&str; 3] = ["/etc/dracut.conf.d", "/usr/lib/dracut/dracut.conf.d", "/etc/mkinitcpio.conf.d"];
     let names = |list: &str| {
         list.split(|c: char| c.is_whitespace() || "\"'()=+".contains(c)).any(|word| is(Some(word), module))
     };
@@ -106,24 +175,37 @@ fn loaded_by_initrd(root: &Root, module: &str) -> Option<String> {
     if root.text(tools).unwrap_or_default().lines().any(listed) {
         return Some(tools.to_owned());
     }
-    let of_dir = DRACUT.iter().flat_map(|dir| root.names(dir).into_iter().map(move |name| format!("{dir}/{name}")));
+    let of_dir = FOLDERS.iter().flat_map(|dir| root.names(dir).into_iter().map(move |name| format!("{dir}/{name}")));
     let files = of_dir.chain(["/etc/dracut.conf".to_owned(), "/etc/mkinitcpio.conf".to_owned()]);
     let forces = |line: &str| {
         let line = line.trim();
-        (line.starts_with("force_drivers") || line.starts_with("MODULES=")) && names(line)
+        ["force_drivers", "MODULES=", "MODULES+="].iter().any(|start| line.starts_with(start)) && names(line)
     };
     files.into_iter().find(|file| root.text(file).unwrap_or_default().lines().any(forces))
 }
 
-const UDEV: [&str; 4] = ["/etc/udev/rules.d", "/run/udev/rules.d", "/usr/lib/udev/rules.d", "/lib/udev/rules.d"];
-const UNITS: [&str; 4] =
-    ["/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
+pub const UDEV: [&str; 5] = [
+    "/etc/udev/rules.d",
+    "/run/udev/rules.d",
+    "/usr/local/lib/udev/rules.d",
+    "/usr/lib/udev/rules.d",
+    "/lib/udev/rules.d",
+];
+pub const UNITS: [&str; 5] = [
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+];
+/// Programs that load modules.
+const LOADERS: [&str; 3] = ["modprobe", "kmod", "insmod"];
 
 /// Returns whether a command such as `/sbin/modprobe -q nvidia-peermem` or udev's `kmod load` loads a
 /// module.
 fn loads(command: &str, module: &str) -> bool {
     let words: Vec<&str> = command.split(|c: char| c.is_whitespace() || "\"',;&|".contains(c)).collect();
-    let loader = |word: &&str| ["modprobe", "kmod", "insmod"].contains(&word.rsplit('/').next().unwrap_or_default());
+    let loader = |word: &&str| LOADERS.contains(&word.rsplit('/').next().unwrap_or_default());
     let Some(at) = words.iter().position(loader) else { return false };
     let mut rest = words.iter().skip(at + 1);
     !rest.clone().any(|word| ["-r", "--remove", "unload"].contains(word)) && rest.any(|word| is(Some(word), module))
@@ -140,7 +222,7 @@ pub fn loaded_by_udev(root: &Root, module: &str) -> Option<Line> {
             }
             let file = format!("{dir}/{name}");
             seen.push(name);
-            let text = root.text(&file).unwrap_or_default().replace("\\\n", " ");
+            let text = continued(&root.text(&file).unwrap_or_default());
             let mut rules = text.lines().map(str::trim).filter(|line| !line.starts_with('#') && line.contains("RUN"));
             if let Some(rule) = rules.find(|rule| loads(rule, module)) {
                 return Some(Line { text: rule.to_owned(), file });
@@ -168,25 +250,29 @@ pub fn loaded_by_softdep(root: &Root, module: &str) -> Option<(Line, String)> {
 /// Returns the line of an enabled service of systemd, or of the kernel's command line, that loads a
 /// module.
 pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
-    let command_line = root.line("/proc/cmdline").unwrap_or_default();
-    let listed = |word: &str| {
-        let list = word.strip_prefix("modules_load=").or_else(|| word.strip_prefix("modules-load="))?;
-        list.split(',').find(|name| is(Some(name), module)).map(|_| word.to_owned())
-    };
-    if let Some(text) = command_line.split_ascii_whitespace().find_map(listed) {
-        return Some(Line { file: "/proc/cmdline".to_owned(), text });
+    if let Some(line) = by_command_line(root, &LOADED_LISTS, module) {
+        return Some(line);
     }
     let wants = UNITS.iter().flat_map(|dir| {
         let names = root.names(dir).into_iter().filter(|name| name.ends_with(".wants") || name.ends_with(".requires"));
         names.flat_map(move |name| root.names(&format!("{dir}/{name}"))).collect::<Vec<_>>()
     });
     let of_unit = |file: String| {
-        let text = root.text(&file).ok()?;
-        let mut lines = text.lines().filter(|line| line.starts_with("ExecStart"));
-        let line = lines.find(|line| loads(line.split_once('=').map_or("", |(_, command)| command), module))?;
+        let text = continued(&root.text(&file).ok()?);
+        let mut lines = text.lines().map(str::trim);
+        if let Some(line) = lines.clone().find(|line| pulls(line, module)) {
+            return Some(Line { text: line.to_owned(), file });
+        }
+        let line = lines.find(|line| line.starts_with("ExecStart") && started(root, line, module))?;
         Some(Line { text: line.to_owned(), file })
     };
+    let wants: Vec<String> = wants.collect();
+    // systemd's own template loads the module that it is enabled for.
+    if let Some(unit) = wants.iter().find(|unit| is_template_of(unit, module)) {
+        return Some(Line { file: unit.to_owned(), text: "is wanted at boot".to_owned() });
+    }
     let unit = wants
+        .iter()
         .filter(|unit| unit.ends_with(".service"))
         .find_map(|unit| of_unit(UNITS.iter().map(|dir| format!("{dir}/{unit}")).find(|file| root.exists(file))?));
     // Whether their service is started at boot is not looked at: nobody adds to one that is not.
@@ -198,7 +284,58 @@ pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
         let files = dirs.flat_map(|dir| root.names(&dir).into_iter().map(move |name| format!("{dir}/{name}")));
         files.filter(|file| file.ends_with(".conf")).find_map(of_unit)
     };
-    unit.or_else(drop_ins).or_else(|| by_script(root, module))
+    unit.or_else(drop_ins).or_else(|| by_script(root, module)).or_else(|| by_cron(root, module))
+}
+
+/// Returns whether a unit is systemd's template modprobe@.service for a module.
+pub fn is_template_of(unit: &str, module: &str) -> bool {
+    let name = unit.strip_prefix("modprobe@").and_then(|name| name.strip_suffix(".service"));
+    name.is_some_and(|name| is(Some(&name.replace("\\x2d", "-")), module))
+}
+
+/// Returns whether a line of a unit has that template started with it.
+fn pulls(line: &str, module: &str) -> bool {
+    let Some((key, units)) = line.split_once('=') else { return false };
+    ["Wants", "Requires", "BindsTo", "Upholds"].contains(&key.trim())
+        && units.split_ascii_whitespace().any(|unit| is_template_of(unit, module))
+}
+
+/// Returns whether a line such as `ExecStart=/bin/sh -c "modprobe nvidia-peermem"` loads a module, by itself
+/// or by the script that it names.
+fn started(root: &Root, line: &str, module: &str) -> bool {
+    let command = line.split_once('=').map_or("", |(_, command)| command);
+    loads(command, module) || script_that_loads(root, line, module).is_some()
+}
+
+/// Returns the script that a line `ExecStart=...` of a unit runs, if it loads a module.
+pub fn script_that_loads(root: &Root, line: &str, module: &str) -> Option<String> {
+    let command = line.strip_prefix("ExecStart")?.split_once('=')?.1;
+    let words = command.split_ascii_whitespace().map(|word| word.trim_start_matches(['-', '@', ':', '+', '!']));
+    let is_shell = |word: &str| ["sh", "bash", "env"].contains(&word.rsplit('/').next().unwrap_or_default());
+    let script = words.into_iter().find(|word| word.starts_with('/') && !is_shell(word))?;
+    let text = root.text(script).ok().filter(|text| text.starts_with("#!"))?;
+    continued(&text).lines().any(|line| runs(line, module)).then(|| script.to_owned())
+}
+
+/// Returns whether a line of a script loads a module.
+fn runs(line: &str, module: &str) -> bool {
+    let line = line.trim();
+    !line.starts_with('#') && loads(line, module)
+}
+
+/// Files of cron's jobs, and folders of such files.
+pub const CRON: [&str; 3] = ["/etc/crontab", "/var/spool/cron/crontabs/root", "/var/spool/cron/root"];
+pub const CRON_FOLDER: &str = "/etc/cron.d";
+
+/// Returns the line that has cron load a module at boot.
+fn by_cron(root: &Root, module: &str) -> Option<Line> {
+    let of_folder = root.names(CRON_FOLDER).into_iter().map(|name| format!("{CRON_FOLDER}/{name}"));
+    let mut files = CRON.iter().map(|file| (*file).to_owned()).chain(of_folder);
+    files.find_map(|file| {
+        let text = root.text(&file).unwrap_or_default();
+        let line = text.lines().map(str::trim).find(|line| line.starts_with("@reboot") && loads(line, module))?;
+        Some(Line { text: line.to_owned(), file })
+    })
 }
 
 /// Scripts that run at boot if they are executable, and OpenRC's list of modules.
@@ -304,8 +441,92 @@ mod tests {
             ),
             ("lib/systemd/system/other.service", "[Service]\nExecStart=/sbin/modprobe nvidia-peermem\n", false),
             ("proc/cmdline", "quiet modules_load=nvidia-peermem,x iommu=pt\n", true),
+            ("proc/cmdline", "quiet rd.driver.post=nvidia-peermem\n", true),
+            ("proc/cmdline", "quiet modprobe.blacklist=nvidia-peermem\n", false),
+            ("usr/local/lib/modules-load.d/a.conf", "nvidia-peermem", true),
+            ("etc/modules-load.d/a.conf", "nvidia_peermem\r\n", true),
+            ("etc/mkinitcpio.conf.d/a.conf", "MODULES+=(nvidia nvidia_peermem)\n", true),
+            (
+                "etc/systemd/system/peermem.service",
+                "[Service]\nExecStart=/bin/sh -c 'modprobe nvidia-uvm; \\\n  modprobe nvidia-peermem'\n",
+                true,
+            ),
+            (
+                "etc/systemd/system/nvidia-persistenced.service.d/a.conf",
+                "[Unit]\nWants=network.target modprobe@nvidia_peermem.service\n",
+                true,
+            ),
+            (
+                "etc/systemd/system/nvidia-persistenced.service.d/a.conf",
+                "[Unit]\nAfter=modprobe@nvidia_peermem.service\n",
+                false,
+            ),
+            ("etc/systemd/system/multi-user.target.wants/modprobe@nvidia\\x2dpeermem.service", "", true),
+            ("etc/systemd/system/multi-user.target.wants/modprobe@nvidia_uvm.service", "", false),
+            (
+                "etc/systemd/system/nvidia-persistenced.service.d/a.conf",
+                "[Service]\nExecStartPost=-/opt/gdr/start.sh now\n",
+                false,
+            ),
+            ("etc/cron.d/gdr", "@reboot root /sbin/modprobe nvidia-peermem\n", true),
+            ("etc/cron.d/gdr", "0 4 * * * root /sbin/modprobe nvidia-peermem\n", false),
         ] {
             assert_eq!(found(path, text), wanted, "{path}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_unit_loads_what_its_script_loads() {
+        for (script, wanted) in [
+            ("#!/bin/bash\nset -e\nmodprobe -a nvidia-uvm \\\n  nvidia-peermem\n", true),
+            ("#!/bin/bash\n# modprobe nvidia-peermem\n", false),
+            ("#!/bin/bash\nmodprobe nvidia-uvm\n", false),
+            ("modprobe nvidia-peermem\n", false),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            for (path, text) in [
+                ("etc/systemd/system/multi-user.target.wants/gdr.service", ""),
+                ("etc/systemd/system/gdr.service", "[Service]\nExecStart=/bin/bash /opt/gdr/start now\n"),
+                ("opt/gdr/start", script),
+            ] {
+                let file = dir.path().join(path);
+                std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+                std::fs::write(file, text).unwrap();
+            }
+            assert_eq!(loaded_by_service(&Root::new(dir.path()), "nvidia_peermem").is_some(), wanted, "{script}");
+        }
+    }
+
+    /// As hardening guides and installers write them.
+    #[test]
+    fn what_keeps_a_module_out_is_found() {
+        let found = |path: &str, text: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+            blocked(&Root::new(dir.path()), "nvidia_peermem").map(|(_, block)| block)
+        };
+        const FILE: &str = "etc/modprobe.d/a.conf";
+        const LINE: &str = "proc/cmdline";
+        for (path, text, wanted) in [
+            (FILE, "install nvidia_peermem /bin/false\n", Some(Block::Always)),
+            (FILE, "install nvidia-peermem /usr/bin/true", Some(Block::Always)),
+            (FILE, "install nvidia-peermem /usr/bin/false\r\n", Some(Block::Always)),
+            (FILE, "install nvidia-peermem :\n", Some(Block::Always)),
+            (FILE, "install nvidia-peermem /bin/sh -c \"exit 0\"\n", Some(Block::Always)),
+            (FILE, "install nvidia-peermem /bin/echo not here\n", Some(Block::Always)),
+            (FILE, "install nvidia-peermem echo x; /sbin/modprobe -i nvidia-peermem\n", None),
+            (FILE, "install nvidia-peermem /usr/local/sbin/load-it\n", None),
+            (FILE, "install nvidia_uvm /bin/false\n", None),
+            (FILE, "blacklist \\\n  nvidia_peermem\n", Some(Block::Alias)),
+            ("usr/local/lib/modprobe.d/a.conf", "blacklist nvidia_peermem\n", Some(Block::Alias)),
+            (LINE, "quiet modprobe.blacklist=nouveau,nvidia-peermem\n", Some(Block::Alias)),
+            (LINE, "quiet module_blacklist=nouveau,nvidia_peermem ro\n", Some(Block::Kernel)),
+            (LINE, "quiet module_blacklist=nvidia-peermem\n", None),
+            (LINE, "quiet module_blacklist=nouveau\n", None),
+        ] {
+            assert!(found(path, text) == wanted, "{path}: {text}");
         }
     }
 

@@ -272,10 +272,16 @@ fn loaded(machine: &Machine) -> Check {
     }
     let message = "nvidia_peermem is not loaded: plain ibv_reg_mr() on GPU memory fails with \"Bad address\"";
     // Then nothing was tried, whatever the log says of other times.
-    if let Some((line, Block::Always)) = effective_block(machine) {
-        let fix = format!("take that line out of {}, then modprobe nvidia-peermem", line.file);
-        return Check::fail(ID, format!("{message}; modprobe is told to load nothing for it"), fix)
-            .seen(format!("{}: {}", line.file, line.text));
+    if let Some((line, block @ (Block::Always | Block::Kernel))) = effective_block(machine) {
+        let (told, fix) = match block {
+            Block::Kernel => ("the kernel is told to refuse it", line.take_out()),
+            _ => (
+                "modprobe is told to load nothing for it",
+                format!("{}, then modprobe nvidia-peermem", line.take_out()),
+            ),
+        };
+        let check = Check::fail(ID, format!("{message}; {told}"), fix);
+        return check.seen(format!("{}: {}", line.file, line.text));
     }
     match why_not(machine) {
         Some((why, fix, line)) => {
@@ -292,7 +298,25 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
     const NO_DRIVER: &str = "the GPU driver is not loaded";
     const GPL_ONLY: &str = "GPL-only symbols";
     const NO_API: &str = "has no peer-memory API";
-    const CAUSES: [(&str, &str, &str); 11] = [
+    const REBUILD: &str = "make clean; make; make install";
+    const VALUE: &str = "correct the options line in /etc/modprobe.d, then modprobe nvidia-peermem";
+    const CAUSES: [(&str, &str, &str); 15] = [
+        (
+            "is blacklisted",
+            "the kernel is told to refuse it by module_blacklist= on its command line",
+            "take the module out of module_blacklist= on the kernel's command line, and reboot",
+        ),
+        (
+            // kernel/module/main.c of 7.2.
+            "section size must match",
+            "it was built against the headers of another kernel",
+            "make clean; make; make install, with the headers of the running kernel",
+        ),
+        (
+            "symbol module_layout",
+            "it was built against the headers of another kernel",
+            "make clean; make; make install, with the headers of the running kernel",
+        ),
         ("is rejected", "the kernel did not accept its signature", SIGN),
         ("module loading is restricted", "the kernel did not accept its signature", SIGN),
         (NO_DRIVER, "nvidia.ko was not loaded", "modprobe nvidia && modprobe nvidia-peermem"),
@@ -302,23 +326,17 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
             "rmmod nv_peer_mem (or whatever else serves nv_mem), then modprobe nvidia-peermem",
         ),
         (GPL_ONLY, "the closed nvidia.ko takes no module with GPL-only imports", super::driver::NO_GPL_IMPORTS),
-        (
-            "disagrees about version of symbol",
-            "it was built against another RDMA core or GPU driver",
-            "make clean; make; make install",
-        ),
-        ("(err -22)", "it was built against another RDMA core or GPU driver", "make clean; make; make install"),
+        ("disagrees about version of symbol", "it was built against another RDMA core or GPU driver", REBUILD),
+        ("(err -22)", "it was built against another RDMA core or GPU driver", REBUILD),
         (
             "Unknown symbol",
             "a module that it needs is not loaded",
             "modprobe nvidia ib_uverbs; make clean; make; make install",
         ),
-        ("version magic", "it was built for another kernel", "make clean; make; make install"),
-        (
-            "invalid parameter",
-            "a parameter has a wrong value",
-            "correct the options line in /etc/modprobe.d, then modprobe nvidia-peermem",
-        ),
+        ("version magic", "it was built for another kernel", REBUILD),
+        // kernel/params.c of 7.2, and this project's own.
+        ("for parameter `", "a parameter has a wrong value", VALUE),
+        ("invalid parameter", "a parameter has a wrong value", VALUE),
         (
             "compiled without IB peer memory symbols",
             "it is NVIDIA's, built where the peer-memory API was not seen",
@@ -337,17 +355,36 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
         if line.contains(NO_DRIVER) && kept {
             continue;
         }
-        if line.contains(NO_API) && machine.api_to_load().is_some() {
+        // Built where the API was, and loaded where it is not.
+        let no_api = line.contains(NO_API)
+            || lacks(line).is_some_and(|symbol| symbol.ends_with("register_peer_memory_client"))
+                && machine.has_symbol(REGISTER) == Some(false);
+        if no_api && machine.api_to_load().is_some() {
             return Some(("the module with the peer-memory API was not loaded", machine.load_it(), line.clone()));
         }
-        if line.contains(NO_API) {
+        if no_api {
             return Some(("the RDMA core has no peer-memory API", super::api::api_cure(machine), line.clone()));
+        }
+        let driver_lacks = |symbol: &str| machine.driver.is_some() && machine.has_symbol(symbol) == Some(false);
+        if lacks(line).is_some_and(|symbol| symbol.ends_with("_persistent")) && driver_lacks(PERSISTENT) {
+            let fix = "install driver 550 or later with its open kernel modules (package nvidia-open)".to_owned();
+            return Some(("the loaded nvidia.ko is too old: it lacks that function", fix, line.clone()));
         }
         if let Some((_, why, fix)) = CAUSES.into_iter().find(|(text, _, _)| line.contains(text)) {
             return Some((why, fix.to_owned(), line.clone()));
         }
     }
     None
+}
+
+/// What only drivers have that pin persistently.
+const PERSISTENT: &str = "nvidia_p2p_get_pages_persistent";
+
+/// Returns the symbol that a line says nobody has: "nvidia_peermem: Unknown symbol NAME (err -2)", with 0 in
+/// the place of -2 in older kernels.
+fn lacks(line: &str) -> Option<&str> {
+    let (symbol, why) = line.split_once("Unknown symbol ")?.1.split_once(' ')?;
+    ["(err -2)", "(err 0)"].iter().any(|none| why.starts_with(none)).then_some(symbol)
 }
 
 /// The file was replaced under the loaded module.
@@ -471,8 +508,14 @@ fn effective_block(machine: &Machine) -> Option<(modprobe::Line, Block)> {
 fn blocked(machine: &Machine) -> Option<Check> {
     const ID: &str = "module.blocked";
     let (line, block) = effective_block(machine)?;
-    let fix = format!("take that line out of {}", line.file);
+    let fix = line.take_out();
     let check = match (block, machine.loaded.is_some()) {
+        (Block::Kernel, loaded) => Check::fail_unless(
+            loaded,
+            ID,
+            "the kernel is told to refuse nvidia_peermem: modprobe says \"Operation not permitted\"",
+            fix,
+        ),
         (Block::Alias, true) => {
             Check::warn(ID, "nvidia-peermem is blacklisted: it is loaded now, and will not be after the next boot", fix)
         }
