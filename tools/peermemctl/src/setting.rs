@@ -18,6 +18,9 @@ const HOST_DRIVER: &str = "/run/nvidia/validations/host-driver-ready";
 /// Where the container of DOCA-OFED has its files.
 const OFED_CONTAINER: &str = "/run/mellanox/drivers";
 
+/// A system whose modules stand in its configuration.
+const NIXOS: &str = "NixOS";
+
 /// The file in which a system has its name.
 pub const OS_RELEASE: &str = "/etc/os-release";
 
@@ -73,14 +76,27 @@ impl Setting {
 
     /// Returns the name of a system that is an image, by its os-release.
     pub fn fixed_system(os_release: &str) -> Option<&'static str> {
-        const SYSTEMS: [(&str, &str); 4] = [
+        const SYSTEMS: [(&str, &str); 11] = [
             ("talos", "Talos"),
             ("bottlerocket", "Bottlerocket"),
             ("cos", "Container-Optimized OS"),
             ("flatcar", "Flatcar"),
+            ("rhcos", "Red Hat CoreOS"),
+            ("ubuntu-core", "Ubuntu Core"),
+            ("sl-micro", "SL Micro"),
+            ("sle-micro", "SLE Micro"),
+            ("opensuse-microos", "openSUSE MicroOS"),
+            ("kairos", "Kairos"),
+            ("nixos", NIXOS),
         ];
-        let id = os_release.lines().find_map(|line| line.strip_prefix("ID="))?.trim_matches(['"', '\'']);
-        SYSTEMS.iter().find(|(of, _)| *of == id).map(|(_, name)| *name)
+        let field = |key: &str| {
+            let value = os_release.lines().find_map(|line| line.strip_prefix(key))?;
+            Some(value.trim().trim_matches(['"', '\'']))
+        };
+        let id = field("ID=")?;
+        let name = SYSTEMS.iter().find(|(of, _)| *of == id).map(|(_, name)| *name);
+        // Fedora CoreOS, and Red Hat's as of 4.19.
+        name.or_else(|| (field("VARIANT_ID=") == Some("coreos")).then_some("CoreOS"))
     }
 
     /// Returns whether nothing can be built or installed on the node itself.
@@ -132,6 +148,9 @@ impl Setting {
     pub fn install_it(&self) -> String {
         if self.modules_in_containers() {
             return self.reload_it();
+        }
+        if self.fixed_system.as_deref() == Some(NIXOS) {
+            return "NixOS takes modules of its configuration only: have programs take dma-buf, which needs no module, or add a package of the module to boot.extraModulePackages and nvidia_peermem to boot.kernelModules, then nixos-rebuild switch".to_owned();
         }
         if let Some(name) = &self.fixed_system {
             return format!(
@@ -214,8 +233,21 @@ impl Setting {
 /// What Apptainer and Singularity put into each container.
 pub const APPTAINER: &str = "/.singularity.d";
 /// What the control groups of containers are called.
-pub const CGROUPS: [&str; 9] =
-    ["kubepods", "/docker/", "docker-", "libpod-", "/lxc/", "lxc.payload", "cri-containerd", "crio-", "/garden/"];
+pub const CGROUPS: [&str; 10] = [
+    "kubepods",
+    "/docker/",
+    "docker-",
+    "libpod-",
+    "/lxc/",
+    "lxc.payload",
+    "cri-containerd",
+    "crio-",
+    "/garden/",
+    "/ecs/",
+];
+/// Where the manager of a container says what it is (systemd), and where Podman says it.
+pub const NSPAWN: &str = "/run/systemd/container";
+pub const PODMAN: &str = "/run/.containerenv";
 
 /// Returns whether a folder or file exists and is not an empty folder.
 fn is_there(root: &Root, path: &str) -> bool {
@@ -239,7 +271,7 @@ fn architecture(root: &Root) -> Option<String> {
 /// one (`dmi_vendor_table` of src/basic/virt.c), the name that Microsoft gives its guests, Cloud
 /// Hypervisor's, and the one of CloudStack's libvirt domains. The processor's flag tells of others on x86.
 fn virtual_machine(root: &Root) -> Option<String> {
-    const MAKERS: [&str; 15] = [
+    const MAKERS: [&str; 18] = [
         "QEMU",
         "KVM",
         "KubeVirt",
@@ -255,6 +287,10 @@ fn virtual_machine(root: &Root) -> Option<String> {
         "Virtual Machine",
         "Cloud Hypervisor",
         "CloudStack",
+        "Apple Virtualization",
+        // Nutanix's hypervisor, and DigitalOcean's guests.
+        "AHV",
+        "Droplet",
     ];
     if let Some(kind) = root.line("/sys/hypervisor/type").filter(|kind| !kind.is_empty()) {
         return Some(format!("/sys/hypervisor/type is {kind}"));
@@ -299,13 +335,7 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
         }
     }
     // The last but one is systemd's own note of what it runs in.
-    let files = [
-        "/.dockerenv",
-        "/run/.containerenv",
-        "/var/run/secrets/kubernetes.io/serviceaccount",
-        "/run/systemd/container",
-        APPTAINER,
-    ];
+    let files = ["/.dockerenv", PODMAN, "/var/run/secrets/kubernetes.io/serviceaccount", NSPAWN, APPTAINER];
     let seen = files.iter().find(|path| root.exists(path)).map(|path| format!("{path} exists"));
     let cgroup = root.text("/proc/self/cgroup").unwrap_or_default();
     let seen = seen.or_else(|| {
@@ -374,9 +404,20 @@ impl Machine<'_> {
     /// Returns the line of boards that a GPU is of, if NVIDIA names that neither among those whose memory it
     /// gives to NICs nor among the others.
     pub fn unnamed_line(&self, gpu: &Device) -> Option<&'static str> {
-        const LINES: [(&str, &str); 3] =
-            [("TITAN", "a TITAN"), ("CMP ", "a CMP"), ("Graphics Device", "a board without a name")];
-        let names = [gpu.name(), self.gpu_name(gpu), nvidia::model(self.root, &gpu.address).unwrap_or_default()];
+        const LINES: [(&str, &str); 6] = [
+            ("TITAN", "a TITAN"),
+            ("CMP ", "a CMP"),
+            ("P102-", "a board for mining"),
+            ("P104-", "a board for mining"),
+            ("P106-", "a board for mining"),
+            ("Graphics Device", "a board without a name"),
+        ];
+        let model = nvidia::model(self.root, &gpu.address);
+        let names = [gpu.name(), self.gpu_name(gpu), model.unwrap_or_else(|| gpu.name())];
+        let told = names.iter().any(|name| *name != gpu.name());
+        if !gpu.has_known_name() && !told && gpu.vendor == nvidia::NVIDIA && !is_gb10(gpu) {
+            return Some("a board whose name nothing tells here");
+        }
         LINES.iter().find(|(word, _)| names.iter().any(|name| name.contains(word))).map(|(_, line)| *line)
     }
 
@@ -396,9 +437,12 @@ impl Machine<'_> {
 
 /// Returns whether a name ends with a vGPU's profile: a size in GB and a series, as in `-40C`.
 fn is_name_of_vgpu(name: &str) -> bool {
+    // With a MIG instance's media engines behind it: H100-1-10CME, and its graphics: ...-24QGFX.
+    const MORE: [&str; 3] = ["", "ME", "GFX"];
     let profile = name.rsplit('-').next().filter(|profile| profile.len() < name.len()).unwrap_or_default();
-    let size = profile.trim_end_matches(['A', 'B', 'C', 'Q']);
-    size.len() + 1 == profile.len() && !size.is_empty() && size.bytes().all(|byte| byte.is_ascii_digit())
+    let series = profile.trim_start_matches(|c: char| c.is_ascii_digit());
+    let more = series.strip_prefix(['A', 'B', 'C', 'Q']);
+    series.len() < profile.len() && more.is_some_and(|more| MORE.contains(&more))
 }
 
 /// Returns whether the driver of an EFA takes GPU memory without a peer-memory core, as its own says in
@@ -445,5 +489,46 @@ pub fn vendor(nic: &RdmaDevice) -> Vendor {
         Some("efa") => Vendor::Efa,
         Some("mana_ib" | "hfi1" | "qedr" | "ionic_rdma") => Vendor::NeverAsks,
         _ => Vendor::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As nvidia-smi has them in guests, and boards whose names end alike.
+    #[test]
+    fn a_vgpu_is_known_by_its_name() {
+        for (name, wanted) in [
+            ("NVIDIA A100-40C", true),
+            ("GRID T4-16Q", true),
+            ("NVIDIA H100XM-7-80C", true),
+            ("NVIDIA H100-1-10CME", true),
+            ("NVIDIA RTX Pro 6000 Blackwell DC-1-24QGFX", true),
+            ("NVIDIA A40-8A", true),
+            ("NVIDIA A100-SXM4-40GB", false),
+            ("NVIDIA H100 PCIe", false),
+            ("Tesla V100-PCIE-16GB", false),
+            ("NVIDIA A10", false),
+        ] {
+            assert_eq!(is_name_of_vgpu(name), wanted, "{name}");
+        }
+    }
+
+    #[test]
+    fn images_and_systems_that_are_changed_in_place() {
+        for (release, wanted) in [
+            ("ID=talos\nVERSION_ID=v1.11", Some("Talos")),
+            ("NAME=\"Red Hat Enterprise Linux CoreOS\"\nID=\"rhcos\"\n", Some("Red Hat CoreOS")),
+            ("ID=\"rhel\"\r\nVARIANT_ID=coreos\r\n", Some("CoreOS")),
+            ("ID=fedora\nVARIANT_ID=coreos\n", Some("CoreOS")),
+            ("ID=fedora\nVARIANT_ID=server\n", None),
+            ("ID=nixos\n", Some("NixOS")),
+            ("ID=\"sl-micro\"\n", Some("SL Micro")),
+            ("ID=ubuntu\n", None),
+            ("", None),
+        ] {
+            assert_eq!(Setting::fixed_system(release), wanted, "{release}");
+        }
     }
 }

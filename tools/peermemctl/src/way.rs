@@ -190,18 +190,6 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     if hardware::is_gone(machine, gpu) {
         return Judged::No(format!("GPU {} has fallen off the bus", gpu.address));
     }
-    if machine.is_vgpu(gpu) && !has_been_pinned(machine, gpu) {
-        return Judged::Unknown(format!(
-            "GPU {} is a vGPU: its profile and the host decide whether its memory may be pinned, and peermemctl selftest tries it",
-            gpu.address
-        ));
-    }
-    if let Some(line) = machine.unnamed_line(gpu).filter(|_| !has_been_pinned(machine, gpu)) {
-        return Judged::Unknown(format!(
-            "GPU {} is {line}, and NVIDIA names data-centre and professional GPUs only: peermemctl selftest tries it",
-            gpu.address
-        ));
-    }
     if let Some(family) = setting::family_without_gpudirect(machine, nic) {
         return Judged::No(format!(
             "{} is an EFA of an instance of family {family}, whose hardware has no GPUDirect RDMA ({})",
@@ -209,13 +197,35 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
             facts::EFA_FAMILIES.source
         ));
     }
-    match way {
+    let judged = match way {
         Way::PeerMemory => peer_memory(machine, nic),
         Way::DmaBuf => dma_buf(machine, gpu, nic),
         Way::DmaBufPcie => dma_buf(machine, gpu, nic).and(|| forced_pcie(machine, gpu, nic)),
         Way::DataDirect => dma_buf(machine, gpu, nic).and(|| data_direct(machine, nic)),
         Way::Preload => preload(machine, gpu, nic),
+    };
+    // What is missing is missing for any board.
+    match not_told(machine, gpu).filter(|_| judged.is_yes()) {
+        Some(why) => Judged::Unknown(why),
+        None => judged,
     }
+}
+
+/// Returns why nothing tells whether memory of a GPU may be pinned, unless some is or was.
+fn not_told(machine: &Machine, gpu: &Device) -> Option<String> {
+    if has_been_pinned(machine, gpu) {
+        return None;
+    }
+    let address = &gpu.address;
+    if machine.is_vgpu(gpu) {
+        return Some(format!(
+            "GPU {address} is a vGPU: its profile and the host decide whether its memory may be pinned, and peermemctl selftest tries it"
+        ));
+    }
+    let line = machine.unnamed_line(gpu)?;
+    Some(format!(
+        "GPU {address} is {line}, and NVIDIA names data-centre and professional GPUs only: peermemctl selftest tries it"
+    ))
 }
 
 /// Returns whether memory of a GPU is pinned now, or was.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 3: who exports the peer-memory API, and whether the RDMA drivers ask it.
 
+use super::hardware::WSL;
 use super::module;
 use crate::check::{Check, Kind, Level};
 use crate::facts;
@@ -38,10 +39,15 @@ fn exported(machine: &Machine) -> Check {
                 .seen(format!("{REGISTER} in /proc/kallsyms"))
         }
         (Some(_), _) if !loaded_core(machine) => {
-            Check::fail(EXPORTED, "no RDMA core is loaded, so nobody exports the peer-memory API", "modprobe ib_uverbs")
-                .seen(format!(
-                    "neither {REGISTER} nor ib_umem_dmabuf_get in /proc/kallsyms, no ib_core in /proc/modules"
-                ))
+            let mut check = Check::fail(
+                EXPORTED,
+                "no RDMA core is loaded, so nobody exports the peer-memory API",
+                "modprobe ib_uverbs",
+            );
+            check.follows = machine.root.exists(WSL).then_some("gpus.present");
+            check.seen(format!(
+                "neither {REGISTER} nor ib_umem_dmabuf_get in /proc/kallsyms, no ib_core in /proc/modules"
+            ))
         }
         (Some(_), _) => match machine.api_to_load() {
             Some(module) => Check::fail(

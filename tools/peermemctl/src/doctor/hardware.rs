@@ -98,16 +98,28 @@ fn of_family(machine: &Machine) -> Option<Check> {
     })
 }
 
+/// By what WSL asks Windows for its GPU (drivers/hv/dxgkrnl of Microsoft's kernel).
+pub const WSL: &str = "/dev/dxg";
+
 fn no_gpu(machine: &Machine) -> Check {
     const ID: &str = "gpus.present";
     let seen = "/sys/bus/pci/devices";
-    if machine.devices.is_empty() && !machine.setting.tegra {
+    if machine.devices.is_empty() && !machine.setting.tegra && !machine.root.exists(WSL) {
         return Check::skip(ID, "whether there is a GPU cannot be told: no PCI function can be read").seen(seen);
     }
     if machine.setting.tegra {
         let (why, cure) = GpuClass::Integrated.refusal().unwrap_or_default();
         return Check::fail(ID, format!("the GPU of this Tegra {why}"), cure)
             .seen("/proc/device-tree/compatible, /etc/nv_tegra_release");
+    }
+    // Windows has the GPU and its driver: this kernel has no nvidia.ko that a module could bind to.
+    if machine.root.exists(WSL) {
+        return Check::fail(
+            ID,
+            "the GPU of WSL is reached through Windows (/dev/dxg): there is neither peer memory nor dma-buf of it",
+            "run on Linux itself, or copy through host memory",
+        )
+        .seen(WSL);
     }
     let setting = &machine.setting;
     let fix = match (&setting.container, &setting.virtual_machine) {
@@ -195,6 +207,11 @@ fn no_device(machine: &Machine) -> Check {
     const ID: &str = "fabric.rdma";
     let message = "there is no RDMA device";
     let seen = "/sys/class/infiniband is empty";
+    if machine.root.exists(WSL) {
+        let mut check = Check::fail(ID, format!("{message} in WSL"), "run on Linux itself").seen(seen);
+        check.follows = Some("gpus.present");
+        return check;
+    }
     let nics: Vec<(&Device, &str)> =
         machine.devices.iter().filter_map(|device| Some((device, module_of(device)?))).collect();
     let loaded = |module: &str| machine.modules.contains_key(module);

@@ -6,7 +6,7 @@ use crate::kernel;
 use crate::machine::{Machine, NAME, OLD_MODULE};
 use crate::modprobe;
 use crate::root::{Forbidden, Root};
-use crate::setting::APPTAINER;
+use crate::setting::{APPTAINER, NSPAWN, PODMAN};
 use crate::text;
 
 /// Bit of CAP_IPC_LOCK, which lifts the limit.
@@ -150,7 +150,13 @@ fn allowed(root: &Root) -> Option<(String, String)> {
 /// as each child has its parent's. Grid Engine has parameters for it (execd_params of sge_conf(5)); LSF
 /// passes on other limits of the user by `bsub -ul`, and not this one (IBM's description of that option).
 /// How the units of the others are called differs, and `ps` tells.
-pub const BATCH: [(&str, &str); 4] = [
+pub const BATCH: [(&str, &str); 7] = [
+    ("torque", "TORQUE: LimitMEMLOCK=infinity in the unit that starts pbs_mom (ps -o unit= -C pbs_mom), then restart it"),
+    ("flux", "Flux: LimitMEMLOCK=infinity in flux.service, then restart it"),
+    (
+        "nomad",
+        "Nomad: LimitMEMLOCK=infinity in the unit of its client (nomad.service), then restart it; a task of its docker driver: ulimit { memlock = \"-1\" } in that task's config",
+    ),
     ("pbs", "PBS: LimitMEMLOCK=infinity in the unit that starts pbs_mom (ps -o unit= -C pbs_mom), then restart it"),
     ("lsf", "LSF: LimitMEMLOCK=infinity in the unit that starts sbatchd (ps -o unit= -C sbatchd), then restart it"),
     ("sge", "Grid Engine: S_MEMORYLOCKED=infinity,H_MEMORYLOCKED=infinity in execd_params (qconf -mconf)"),
@@ -233,6 +239,19 @@ fn memlock_cure(machine: &Machine, is_configured: bool) -> String {
     }
     if cgroup.contains("lxc") {
         return "LXC, LXD and Incus: limits.kernel.memlock=unlimited (LXC: lxc.prlimit.memlock = unlimited) of this container, set on the host; then start it again".to_owned();
+    }
+    if cgroup.contains("/ecs/") {
+        return "Amazon ECS: ulimits with name memlock, softLimit -1 and hardLimit -1 in the container's definition of the task, then start a new task".to_owned();
+    }
+    if root.line(NSPAWN).as_deref() == Some("systemd-nspawn") {
+        return "systemd-nspawn: LimitMEMLOCK=infinity in section [Exec] of the container's .nspawn file (or --rlimit=RLIMIT_MEMLOCK=infinity), then start it again".to_owned();
+    }
+    if let Ok(podman) = root.text(PODMAN) {
+        const RUN: &str = "podman run --ulimit memlock=-1:-1";
+        return match podman.lines().any(|line| line.trim() == "rootless=1") {
+            true => format!("{RUN}, which without root gets no further than the hard limit of the user who starts it: raise that on the host (memlock in /etc/security/limits.d, and LimitMEMLOCK=infinity in user@.service), then log in again there"),
+            false => format!("{RUN}; no file of a container raises it"),
+        };
     }
     if machine.setting.container.is_some() {
         return "no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root; Kubernetes: LimitMEMLOCK=infinity in the unit of the container runtime (containerd.service, crio.service) on the node".to_owned();
