@@ -10,6 +10,7 @@ use crate::doctor::limits::{device_nodes, DKMS};
 use crate::kernel;
 use crate::log_words;
 use crate::machine::{NAME, PEERS, REGISTER};
+use crate::modprobe::{MODPROBE, MODULES_LOAD};
 use crate::module_file::{self, ModuleFile};
 use crate::nvidia::SMI;
 use crate::root::{recorded_name, Root, FORBIDDEN, TOOLS};
@@ -74,6 +75,11 @@ fn clear_vendors_words(config: &mut [u8]) {
 }
 
 impl Recorder<'_> {
+    /// Returns whether a file is recorded.
+    pub(super) fn has(&self, path: &str) -> bool {
+        self.done.contains(path)
+    }
+
     fn say(&mut self, line: &str) {
         self.text.push_str(line);
         self.text.push('\n');
@@ -341,14 +347,15 @@ impl Recorder<'_> {
     }
 
     fn configuration(&mut self) {
-        for dir in ["modprobe.d", "modules-load.d", "depmod.d", "security/limits.d"] {
-            for name in self.root.names(&format!("/etc/{dir}")) {
-                self.lines(&format!("/etc/{dir}/{name}"), log_words::is_on_topic);
-            }
-        }
-        for dir in ["/usr/lib/modprobe.d", "/usr/lib/modules-load.d"] {
-            for name in self.root.names(dir) {
-                self.lines(&format!("{dir}/{name}"), log_words::is_on_topic);
+        let of_modules = MODPROBE.iter().chain(&MODULES_LOAD).copied();
+        for dir in of_modules.chain(["/etc/depmod.d", "/etc/security/limits.d"]) {
+            // /lib may be a link to /usr/lib.
+            let names = self.root.names(dir).into_iter().filter(|_| self.root.resolved(dir).as_deref() == Some(dir));
+            for name in names.collect::<Vec<_>>() {
+                let path = format!("{dir}/{name}");
+                let ours = self.root.text(&path).is_ok_and(|text| text.contains("peermem"));
+                let goes_on = |line: &str| ours && line.trim_end().ends_with('\\');
+                self.lines(&path, |line| log_words::is_on_topic(line) || goes_on(line));
             }
         }
         for package in self.root.names(DKMS) {

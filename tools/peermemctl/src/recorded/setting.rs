@@ -2,10 +2,12 @@
 //! Records what tells the kind of machine, and what loads the module at boot.
 
 use super::record::Recorder;
+use crate::doctor::hardware::WSL;
 use crate::doctor::limits::BATCH;
 use crate::environment::Environment;
-use crate::modprobe::{is_read_at_boot, SCRIPTS};
-use crate::setting::{Setting, APPTAINER, CGROUPS, OS_RELEASE};
+use crate::machine::NAME;
+use crate::modprobe::{self, is_read_at_boot, SCRIPTS};
+use crate::setting::{Setting, APPTAINER, CGROUPS, NSPAWN, OS_RELEASE, PODMAN};
 use crate::topology_file;
 
 impl Recorder<'_> {
@@ -49,19 +51,23 @@ impl Recorder<'_> {
             "/.dockerenv",
             APPTAINER,
             "/run/nvidia/validations/host-driver-ready",
-            "/run/.containerenv",
-            "/run/systemd/container",
             "/var/run/secrets/kubernetes.io/serviceaccount",
             "/run/nvidia/validations/.driver-ctr-ready",
             "/proc/device-tree/hypervisor/compatible",
             "/etc/nv_tegra_release",
             "/sys/module/nvgpu",
+            WSL,
         ] {
             self.existence(path);
         }
+        // That file names the container and its image, too.
+        if self.root.exists(PODMAN) {
+            self.lines(PODMAN, |line| line.starts_with("engine=") || line.starts_with("rootless="));
+        }
+        self.file(NSPAWN);
         if let Ok(text) = self.root.text(OS_RELEASE) {
             if Setting::fixed_system(&text).is_some() {
-                self.lines(OS_RELEASE, |line| line.starts_with("ID="));
+                self.lines(OS_RELEASE, |line| line.starts_with("ID=") || line.starts_with("VARIANT_ID="));
             }
         }
         // As somebody who sets nothing finds it.
@@ -93,7 +99,10 @@ impl Recorder<'_> {
                 self.lines(script, is_it);
             }
         }
-        for dir in ["/etc/udev/rules.d", "/run/udev/rules.d", "/usr/lib/udev/rules.d", "/lib/udev/rules.d"] {
+        if let Some(list) = modprobe::loaded_at_boot(self.root, NAME) {
+            self.lines(&list, is_it);
+        }
+        for dir in modprobe::UDEV {
             for name in self.root.names(dir) {
                 let path = format!("{dir}/{name}");
                 if self.root.text(&path).is_ok_and(|text| is_it(&text)) {
@@ -101,28 +110,60 @@ impl Recorder<'_> {
                 }
             }
         }
-        for dir in ["/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"] {
-            for name in self.root.names(dir).into_iter().filter(|name| name.ends_with(".service")) {
-                let path = format!("{dir}/{name}");
-                if self.root.text(&path).is_ok_and(|text| is_it(&text)) {
-                    self.lines(&path, |line| line.starts_with("ExecStart") && is_it(line));
-                }
+        let of_folder = self.root.names(modprobe::CRON_FOLDER).into_iter();
+        let jobs = of_folder.map(|name| format!("{}/{name}", modprobe::CRON_FOLDER));
+        for path in modprobe::CRON.into_iter().map(str::to_owned).chain(jobs) {
+            if self.root.text(&path).is_ok_and(|text| is_it(&text)) {
+                self.lines(&path, is_it);
             }
-            for service in self.root.names(dir).into_iter().filter(|name| name.ends_with(".service.d")) {
-                for name in self.root.names(&format!("{dir}/{service}")) {
-                    let path = format!("{dir}/{service}/{name}");
-                    if self.root.text(&path).is_ok_and(|text| is_it(&text)) {
-                        self.lines(&path, |line| line.starts_with("ExecStart") && is_it(line));
+        }
+        let words = self.root.line(modprobe::COMMAND_LINE).unwrap_or_default();
+        let lists: Vec<&str> = words.split_ascii_whitespace().filter(|word| modprobe::is_list_of(word, NAME)).collect();
+        if !lists.is_empty() {
+            self.text(modprobe::COMMAND_LINE, &format!("{}\n", lists.join(" ")));
+        }
+        for dir in modprobe::UNITS {
+            for name in self.root.names(dir) {
+                if name.ends_with(".service") {
+                    self.unit(&format!("{dir}/{name}"));
+                } else if name.ends_with(".service.d") {
+                    for file in self.root.names(&format!("{dir}/{name}")) {
+                        self.unit(&format!("{dir}/{name}/{file}"));
                     }
                 }
             }
-            for wants in self.root.names(dir).into_iter().filter(|name| name.ends_with(".wants")) {
-                for unit in self.root.names(&format!("{dir}/{wants}")) {
-                    if unit.contains("peermem") {
-                        self.existence(&format!("{dir}/{wants}/{unit}"));
+        }
+        // Who wants one of those.
+        for dir in modprobe::UNITS {
+            let folders = self.root.names(dir).into_iter();
+            for folder in folders.filter(|name| name.ends_with(".wants") || name.ends_with(".requires")) {
+                for unit in self.root.names(&format!("{dir}/{folder}")) {
+                    let is_known = modprobe::UNITS.iter().any(|dir| self.has(&format!("{dir}/{unit}")));
+                    if is_known || modprobe::is_template_of(&unit, NAME) {
+                        self.existence(&format!("{dir}/{folder}/{unit}"));
                     }
                 }
             }
+        }
+    }
+
+    /// Records what has a unit or a drop-in of systemd load the module, and the script that does so for it.
+    fn unit(&mut self, path: &str) {
+        let root = self.root;
+        let Ok(text) = root.text(path) else { return };
+        let of_script = |line: &str| modprobe::script_that_loads(root, line, NAME);
+        let loads = |text: &str| text.contains("nvidia_peermem") || text.contains("nvidia-peermem");
+        let is_template = |text: &str| text.split_ascii_whitespace().any(|word| modprobe::is_template_of(word, NAME));
+        if !loads(&text) && !is_template(&text.replace('=', " ")) && !text.lines().any(|line| of_script(line).is_some())
+        {
+            return;
+        }
+        self.lines(path, |line| {
+            let goes_on = line.trim_end().ends_with('\\');
+            loads(line) || goes_on || is_template(&line.replace('=', " ")) || of_script(line).is_some()
+        });
+        if let Some(script) = text.lines().find_map(of_script) {
+            self.lines(&script, |line| line.starts_with("#!") || loads(line));
         }
     }
 }
