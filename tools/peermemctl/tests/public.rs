@@ -42,7 +42,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 104] = [
+const CASES: [Case; 142] = [
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -532,6 +532,136 @@ const CASES: [Case; 104] = [
         &["Begin with: modprobe nvidia-peermem"],
         &["libfabric: GPUDirect by default: yes"],
     ),
+    // Of boards and systems whose GPU shares the CPU's memory, or is Windows's.
+    case(
+        "public-gb10-without-module",
+        (2, 1),
+        &["shares the CPU's memory", "cudaHostAlloc()", "no module is needed"],
+        &["fix: modprobe", "make install", "doca-ofed", "GPUDirect by default: yes"],
+    ),
+    case(
+        "public-xavier",
+        (2, 1),
+        &["this Tegra shares the CPU's memory", "cudaHostAlloc()"],
+        &["lspci", "make install"],
+    ),
+    case(
+        "public-drive-thor",
+        (2, 1),
+        &["(NVIDIA DRIVE Thor) shares the CPU's memory", "cudaHostAlloc()"],
+        &["GPUDirect by default: yes", "make install"],
+    ),
+    case(
+        "public-wsl",
+        (2, 1),
+        &["the GPU of WSL is reached through Windows (/dev/dxg)", "Begin with: run on Linux itself"],
+        &["pass a GPU through", "pass an RDMA NIC through"],
+    ),
+    case(
+        "public-unnamed-board",
+        (3, 2),
+        &["is a board whose name nothing tells here", "peermemctl selftest tries it"],
+        &["peer memory: yes", "GPUDirect by default: yes", "GeForce", "fix:"],
+    ),
+    // Of the names of RDMA devices.
+    case("public-roce-name", (0, 0), &["not rocep24s0f0: set NVSHMEM_HCA_PREFIX=rocep, which"], &["fix:"]),
+    case("public-name-of-digits", (0, 0), &["not 0rail: set NVSHMEM_HCA_PREFIX=0rail, which"], &["fix:"]),
+    case("public-smi-name", (1, 0), &["names begin with smi, as smi0 does", "set NVSHMEM_HCA_PREFIX=smi0"], &[]),
+    // Of what keeps the module out, and of what the loader says.
+    case(
+        "public-blacklisted-at-boot",
+        (2, 1),
+        &["take the module out of modprobe.blacklist=nouveau,nvidia_peermem on the kernel's command line"],
+        &["out of /proc/cmdline"],
+    ),
+    case(
+        "public-blacklisted-by-kernel",
+        (2, 1),
+        &[
+            "the kernel is told to refuse nvidia_peermem",
+            "Operation not permitted",
+            "Begin with: take the module out of",
+        ],
+        &["out of /proc/cmdline", "Begin with: modprobe"],
+    ),
+    case(
+        "public-other-headers",
+        (2, 1),
+        &[
+            "built against the headers of another kernel",
+            "Begin with: make clean; make; make install, with the headers",
+        ],
+        &["Begin with: modprobe", "another RDMA core"],
+    ),
+    case(
+        "public-unknown-symbol",
+        (2, 1),
+        &["the last try failed: the RDMA core has no peer-memory API", "Begin with: install DOCA-OFED"],
+        &["a module that it needs is not loaded", "modprobe nvidia ib_uverbs"],
+    ),
+    // Of what loads the module at boot.
+    case(
+        "public-autoload-template",
+        (0, 0),
+        &["loaded at boot by modprobe@nvidia_peermem.service"],
+        &["nothing loads"],
+    ),
+    case("public-autoload-wanted", (0, 0), &["Wants=modprobe@nvidia_peermem.service"], &["nothing loads"]),
+    case("public-autoload-script", (0, 0), &["loaded at boot by gdr.service"], &["nothing loads"]),
+    case("public-autoload-cron", (0, 0), &["@reboot root /sbin/modprobe nvidia-peermem"], &["nothing loads"]),
+    // Of locked memory: each manager has its own cure.
+    case(
+        "public-memlock-ecs",
+        (1, 0),
+        &["lock 8 MiB only", "Amazon ECS: ulimits with name memlock"],
+        &["log in again"],
+    ),
+    case("public-memlock-nomad", (1, 0), &["lock 64 KiB only", "nomad.service"], &["Slurm", "log in again"]),
+    case("public-memlock-torque", (1, 0), &["TORQUE: LimitMEMLOCK=infinity"], &["Slurm", "log in again"]),
+    case("public-memlock-flux", (1, 0), &["LimitMEMLOCK=infinity in flux.service"], &["Slurm", "log in again"]),
+    case("public-memlock-nspawn", (1, 0), &["--rlimit=RLIMIT_MEMLOCK=infinity"], &["docker run", "containerd"]),
+    case(
+        "public-memlock-podman",
+        (1, 0),
+        &["podman run --ulimit memlock=-1:-1", "the hard limit of the user who starts it"],
+        &["docker run", "containerd"],
+    ),
+    // Of systems that are not changed in place.
+    case("public-rhcos", (1, 0), &["Red Hat CoreOS is an image"], &["make && make install", "modules-load.d"]),
+    case("public-nixos", (1, 0), &["boot.extraModulePackages", "nixos-rebuild switch"], &["make && make install"]),
+    // Of the kernel log.
+    case("public-xid-nvlink5", (1, 0), &["Xid 149", "follow WORKFLOW_NVLINK5_ERR"], &["one that is over"]),
+    case("public-xid-nonfatal", (0, 0), &["Xid 145", "one that is over"], &["fix:"]),
+    case("public-xid-new", (0, 0), &["Xid 213", "what that asks for is not known here"], &["one that is over", "fix:"]),
+    case("public-fell-off-without-xid", (1, 0), &["GPU 0000:19:00 reported Xid 79", "reboot"], &[]),
+    case(
+        "public-hung-build-ids",
+        (2, 1),
+        &["task python3 (777) waits below a free callback", "Begin with: reboot"],
+        &["fix: rmmod", "dma-buf: yes"],
+    ),
+    case("public-driver-blocks-build-ids", (1, 0), &["task nvidia-smi (812) waits in the GPU driver"], &["rmmod"]),
+    case("public-oops-in-mlx5-ib", (1, 0), &["the kernel faulted in mlx5_ib", "reboot"], &["rmmod"]),
+    case("public-oops-in-gdrdrv", (1, 0), &["the kernel faulted in gdrdrv", "reboot"], &["rmmod"]),
+    case("public-abort-on-arm64", (1, 0), &["the kernel faulted in nvidia:", "synchronous external abort"], &["rmmod"]),
+    case("public-rcu-stall", (1, 0), &["a processor did not come out of nvidia:", "self-detected stall"], &["rmmod"]),
+    case(
+        "public-api-mismatch",
+        (1, 0),
+        &[
+            "nvidia.ko 595.45.04 refused a program with the libraries of driver 595.71.05",
+            "Driver/library version mismatch",
+        ],
+        &["by default: no"],
+    ),
+    case("public-api-mismatch-over", (0, 0), &["USABLE"], &["refused a program", "fix:"]),
+    case(
+        "public-mining",
+        (3, 2),
+        &["is a board for mining, and NVIDIA names data-centre and professional GPUs only"],
+        &["peer memory: yes", "GPUDirect by default: yes", "fix:"],
+    ),
+    case("public-stall-elsewhere", (0, 0), &["USABLE"], &["did not come out", "fix:"]),
 ];
 
 #[test]
@@ -673,6 +803,14 @@ fn nvshmem_is_judged_as_its_versions_do() {
         ("public-irdma", "./t", ": yes"),
         ("public-named-rails", "env NVSHMEM_IB_ENABLE_IBGDA=1 ./t", ": yes"),
         ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=gpunetio ./t", ": unknown"),
+        // The transport's name has IBGDA as the variable does, so that its handler counts.
+        (
+            "one-pair",
+            "env NVSHMEM_REMOTE_TRANSPORT=ibgda NVSHMEM_IBGDA_NIC_HANDLER=gpu ./t",
+            "needs PeerMappingOverride=1",
+        ),
+        ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=ibgda ./t", "from 3.4.5 on"),
+        ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=ibrc NVSHMEM_IBGDA_NIC_HANDLER=gpu ./t", ": yes"),
     ] {
         let said = of_command(tree, "consumers.nvshmem", &line.split(' ').collect::<Vec<_>>()).1;
         assert!(said.contains(wanted), "{tree} {line}: {said}");
