@@ -233,7 +233,7 @@ impl Registered {
         let handle = unsafe { raw::nvpm_core_register(slot.object.get().cast(), hook) };
         if handle.is_null() {
             pr_err!(
-                "ib_core refused the client {}: most likely another module has registered that name: rmmod nv_peer_mem or whatever else serves {} (lsmod; /sys/kernel/mm/memory_peers where the kernel has it), then load again; else see ib_core's own lines above\n",
+                "ib_core refused the client {}: most likely another module has registered that name, or was unloaded a moment ago: rmmod nv_peer_mem or whatever else serves {} (lsmod; /sys/kernel/mm/memory_peers where the kernel has it), then load again; else see ib_core's own lines above\n",
                 name,
                 name
             );
