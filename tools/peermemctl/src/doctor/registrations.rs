@@ -91,7 +91,8 @@ fn live(rows: &[Registration]) -> Vec<Check> {
                     first.pid,
                     first.comm
                 ),
-                "end what still holds their RDMA device open: fuser -v /dev/infiniband/uverbs*",
+                "end what still holds their RDMA device open: fuser -v /dev/infiniband/uverbs*; where nobody does, \
+                 the NIC's driver has lost them, and they stay until reboot",
             )
             .seen("pid in /proc/driver/nvidia-peermem/registrations, and none of that number in /proc"),
         );
