@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Registers GPU memory by dma-buf, on the kernel's own RDMA core, where a plain `ibv_reg_mr()`
-//! cannot work, and beside nvidia-peermem. The exporter is NVIDIA's own (ci/qemu/gpu/README.md). The
+//! cannot work, and beside nvidia-peermem. The exporter is NVIDIA's own (ci/qemu/gpu/README.md), the
 //! importer is the lab's soft NIC.
 
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use nvlab::State;
+use nvlab::{Piece, State};
 
 use super::{expect_errno, pattern, same_bytes, Bench, KIB, MIB};
 use crate::gpu;
@@ -29,6 +29,7 @@ pub fn suite() -> Suite {
     let tests = [
         ("bytes", bytes as fn(&Env) -> Result<()>),
         ("several_allocations", several_allocations),
+        ("more_handles_than_one_call_takes", more_handles_than_one_call_takes),
         ("outlives_the_memory", outlives_the_memory),
         ("two_nics", two_nics),
         ("refusals", refusals),
@@ -157,6 +158,33 @@ fn several_allocations(env: &Env) -> Result<()> {
     }
     same_bytes("four segments", &segments.read(0, 4 * SEGMENT)?, &wanted)?;
     std::mem::forget((fd, mr));
+    Ok(())
+}
+
+/// NVIDIA's driver takes 128 handles a call, so this buffer is made by three calls. It has the pages
+/// of an allocation, the last one first, and each byte is where that order puts it. If a handle of
+/// the second call is wrong, nothing of the buffer is left.
+fn more_handles_than_one_call_takes(env: &Env) -> Result<()> {
+    const PAGES: usize = 300;
+    const LEN: usize = PAGES * 4 * KIB;
+    let mut rig = Rig::new(env)?;
+    let client = nvlab::Client::open()?;
+    let memory = client.alloc(0, LEN as u64)?;
+    let piece = |page| Piece { handle: memory.handle(), offset: (page * 4 * KIB) as u64, len: 4 * KIB as u64 };
+    let mut pieces: Vec<Piece> = (0..PAGES).rev().map(piece).collect();
+    let fd = client.export(0, &pieces)?;
+    let mr = rig.reg(&fd, 0, LEN, 0x7_0000_0000)?;
+    let wanted: Vec<u8> = rig.move_bytes(&mr, 0, LEN)?.chunks(4 * KIB).rev().flatten().copied().collect();
+    let mut got = vec![0; LEN];
+    memory.read(0, &mut got)?;
+    same_bytes("the pages in their own order", &got, &wanted)?;
+    mr.dereg()?;
+    drop(fd);
+    pieces[200].handle += 1000;
+    let e = client.export(0, &pieces).err().context("exported with a handle that nobody has")?;
+    expect_errno("a wrong handle in the second call", e.errno().unwrap_or(0), libc::ENOENT)?;
+    let left = gpu::accounting()?.get("live_dma_bufs");
+    ensure!(left == 0, "{left} buffers are left of exports that ended or failed");
     Ok(())
 }
 
