@@ -13,16 +13,31 @@ const FILES: [&str; 3] = [
     "/sys/module/nvidia_peermem/version",
 ];
 
+const TRANSPORT: &str = "NVSHMEM_REMOTE_TRANSPORT";
+const IBGDA: &str = "NVSHMEM_IB_ENABLE_IBGDA";
+const NO_SUCH: &str =
+    "the published sources of NVSHMEM know no transport of that name, and what newer ones do is not known";
+
 pub const NVSHMEM: Consumer = Consumer {
     id: "consumers.nvshmem",
     name: "NVSHMEM",
     source: "nvshmemt_ib_common_nv_peer_mem_available in src/modules/transport/common/transport_ib_common.cpp, and env_defs.h beside it, of NVSHMEM 0c409c02ac81",
     unsure: |environment| {
-        if environment.get("NVSHMEM_REMOTE_TRANSPORT") == Some("gpunetio") {
-            return Some("NVSHMEM_REMOTE_TRANSPORT=gpunetio (from 3.7 on) is a transport that is not judged here".to_owned());
+        let value = environment.get(TRANSPORT).filter(|value| !value.is_empty())?;
+        let name = value.to_ascii_lowercase();
+        match name.as_str() {
+            "ibrc" | "ibdevx" | "none" => None,
+            "ucx" | "libfabric" => {
+                Some(format!("{TRANSPORT}={value} has it register as {name} does, which is judged by itself"))
+            }
+            "gpunetio" => {
+                Some(format!("{TRANSPORT}={value} (from 3.7 on) is a transport that is not judged here"))
+            }
+            // IBGDA comes beside the transport, by its own variable.
+            "ibgda" if has_ibgda(environment) => None,
+            "ibgda" => Some(format!("{TRANSPORT}={value}: {NO_SUCH}; set {IBGDA}=1 for IBGDA")),
+            _ => Some(format!("{TRANSPORT}={value}: {NO_SUCH}")),
         }
-        let value = environment.get("NVSHMEM_REMOTE_TRANSPORT").filter(|value| ["ucx", "libfabric"].contains(value))?;
-        Some(format!("NVSHMEM_REMOTE_TRANSPORT={value} has it register as {value} does, which is judged by itself"))
     },
     unsure_of: sure_of,
     told_by: sure_of,
@@ -37,10 +52,11 @@ pub const NVSHMEM: Consumer = Consumer {
     refuses: |pairing, machine, environment| {
         let nic = &pairing.nic.name;
         let seen = format!("environment of {}", environment.whose);
-        if environment.get("NVSHMEM_REMOTE_TRANSPORT") == Some("none") {
+        // IBGDA is loaded all the same.
+        if names_transport(environment, "none") && !has_ibgda(environment) {
             return Some(Refusal {
-                because: "NVSHMEM_REMOTE_TRANSPORT=none leaves no NIC".to_owned(),
-                set: Some("unset NVSHMEM_REMOTE_TRANSPORT".to_owned()),
+                because: format!("{TRANSPORT}=none leaves no NIC"),
+                set: Some(format!("unset {TRANSPORT}")),
                 seen,
             });
         }
@@ -95,20 +111,25 @@ pub const NVSHMEM: Consumer = Consumer {
 
 /// Returns the variable that has NVSHMEM take a transport for mlx5 devices only, and its name.
 fn mlx5_transport(environment: &Environment) -> Option<(String, &'static str)> {
-    const TRANSPORT: &str = "NVSHMEM_REMOTE_TRANSPORT";
-    const IBGDA: &str = "NVSHMEM_IB_ENABLE_IBGDA";
-    let named = environment.get(TRANSPORT).filter(|value| ["ibgda", "ibdevx"].contains(value));
-    let named = named.map(|value| (format!("{TRANSPORT}={value}"), TRANSPORT));
-    named.or_else(|| environment.says_yes(IBGDA).then(|| (format!("{IBGDA}=1"), IBGDA)))
+    if names_transport(environment, "ibdevx") {
+        return Some((format!("{TRANSPORT}=ibdevx"), TRANSPORT));
+    }
+    has_ibgda(environment).then(|| (format!("{IBGDA}=1"), IBGDA))
 }
 
-/// Returns whether the GPU posts by itself, by either variable.
+/// Returns whether a transport is asked for by name, which NVSHMEM compares without case.
+fn names_transport(environment: &Environment, name: &str) -> bool {
+    environment.get(TRANSPORT).is_some_and(|value| value.eq_ignore_ascii_case(name))
+}
+
+/// Returns whether the GPU posts by itself. src/host/transport/transport.cpp loads IBGDA by this
+/// variable alone, beside the transport that the other one names.
 fn has_ibgda(environment: &Environment) -> bool {
-    environment.says_yes("NVSHMEM_IB_ENABLE_IBGDA") || environment.get("NVSHMEM_REMOTE_TRANSPORT") == Some("ibgda")
+    environment.says_yes(IBGDA)
 }
 
-/// Returns the value of NVSHMEM_HCA_PREFIX that takes all of these devices: the letters that their names
-/// begin with, or the name of the only one; `None` where names have nothing in common.
+/// Returns the value of NVSHMEM_HCA_PREFIX that takes all of these devices: the letters that their
+/// names begin with, or the name of the only one; `None` where names have nothing in common.
 fn prefix_for<'a>(nics: &[&'a str]) -> Option<&'a str> {
     let letters = |nic: &'a str| nic.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
     let (first, rest) = nics.split_first()?;
@@ -139,8 +160,10 @@ pub fn by_version(machine: &Machine, environment: &Environment, nics: &[&str]) -
     if let (Some(nic), None) = (other, environment.get("NVSHMEM_HCA_PREFIX")) {
         let set = match prefix_for(nics) {
             Some(prefix) => format!("set NVSHMEM_HCA_PREFIX={prefix}, which"),
-            None => "set NVSHMEM_HCA_PREFIX to what the names of those devices begin with that it should take, which"
-                .to_owned(),
+            None => {
+                "set NVSHMEM_HCA_PREFIX to the common beginning of the names of the devices that it should take, which"
+                    .to_owned()
+            }
         };
         let first = facts::NVSHMEM_NAMES.before.unwrap_or_default();
         notes.push(format!("versions that have no ^smi as the default of NVSHMEM_HCA_PREFIX take mlx5* only, not {nic}: {set} {first} and later know; before, give the device such a name (rdma dev set {nic} name mlx5_N)"));
