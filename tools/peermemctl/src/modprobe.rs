@@ -3,7 +3,8 @@
 
 use crate::root::Root;
 
-// The folders of modprobe.d(5), modules-load.d(5), udev(7) and systemd.unit(5), the first one first.
+// The folders of modprobe.d(5), modules-load.d(5), udev(7) and systemd.unit(5), the first one
+// first.
 pub const MODPROBE: [&str; 5] =
     ["/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"];
 pub const MODULES_LOAD: [&str; 5] = [
@@ -85,9 +86,7 @@ pub fn blocked(root: &Root, module: &str) -> Option<(Line, Block)> {
             _ => None,
         }
     };
-    // The kernel compares letter by letter, and has names with underscores.
-    let of_kernel = || by_command_line(root, &[KERNEL_LIST], module).filter(|line| line.text.contains(module));
-    let of_kernel = || of_kernel().map(|line| (line, Block::Kernel));
+    let of_kernel = || by_kernel(root, module).map(|line| (line, Block::Kernel));
     let of_modprobe = || by_command_line(root, &[ALIAS_LIST], module).map(|line| (line, Block::Alias));
     of_kernel().or_else(|| lines(root, &MODPROBE).into_iter().find_map(of_line)).or_else(of_modprobe)
 }
@@ -103,16 +102,18 @@ fn loads_nothing(command: &str) -> bool {
     !loader && first.is_some_and(|first| IDLE.contains(&name(first).as_str()))
 }
 
-/// What words of the kernel's command line begin with that list modules to load: systemd's, then dracut's.
+/// What words of the kernel's command line begin with that list modules to load: systemd's, then
+/// dracut's.
 const LOADED_LISTS: [&str; 5] =
     ["modules_load=", "modules-load=", "rd.modules_load=", "rd.driver.pre=", "rd.driver.post="];
 /// The same of modules that are kept out: modprobe's, and the kernel's own.
 const ALIAS_LIST: &str = "modprobe.blacklist=";
 const KERNEL_LIST: &str = "module_blacklist=";
 
-/// Returns whether a word of the kernel's command line lists a module, to load it or to keep it out.
+/// Returns whether a word of the kernel's command line lists a module, to load it or to keep it
+/// out, or takes the place of a word that does.
 pub fn is_list_of(word: &str, module: &str) -> bool {
-    LOADED_LISTS.iter().chain([&ALIAS_LIST, &KERNEL_LIST]).any(|start| lists(word, start, module))
+    word.starts_with(KERNEL_LIST) || LOADED_LISTS.iter().chain([&ALIAS_LIST]).any(|start| lists(word, start, module))
 }
 
 fn lists(word: &str, start: &str, module: &str) -> bool {
@@ -125,6 +126,16 @@ fn by_command_line(root: &Root, starts: &[&str], module: &str) -> Option<Line> {
     let is_it = |word: &&str| starts.iter().any(|start| lists(word, start, module));
     let text = words.split_ascii_whitespace().find(is_it)?.to_owned();
     Some(Line { file: COMMAND_LINE.to_owned(), text })
+}
+
+/// Returns the word of the kernel's command line that has the kernel refuse a module. Of several
+/// words it takes the last, and it compares letter by letter (blacklisted() of kernel/module/main.c
+/// of 7.2), with underscores in the module's name.
+fn by_kernel(root: &Root, module: &str) -> Option<Line> {
+    let words = root.line(COMMAND_LINE).unwrap_or_default();
+    let last = words.split_ascii_whitespace().filter(|word| word.starts_with(KERNEL_LIST)).next_back()?;
+    let is_in_it = last.strip_prefix(KERNEL_LIST)?.split(',').any(|name| name == module);
+    is_in_it.then(|| Line { file: COMMAND_LINE.to_owned(), text: last.to_owned() })
 }
 
 /// How a module is kept from being loaded.
@@ -253,10 +264,6 @@ pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
     if let Some(line) = by_command_line(root, &LOADED_LISTS, module) {
         return Some(line);
     }
-    let wants = UNITS.iter().flat_map(|dir| {
-        let names = root.names(dir).into_iter().filter(|name| name.ends_with(".wants") || name.ends_with(".requires"));
-        names.flat_map(move |name| root.names(&format!("{dir}/{name}"))).collect::<Vec<_>>()
-    });
     let of_unit = |file: String| {
         let text = continued(&root.text(&file).ok()?);
         let mut lines = text.lines().map(str::trim);
@@ -266,7 +273,7 @@ pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
         let line = lines.find(|line| line.starts_with("ExecStart") && started(root, line, module))?;
         Some(Line { text: line.to_owned(), file })
     };
-    let wants: Vec<String> = wants.collect();
+    let wants = enabled_units(root);
     // systemd's own template loads the module that it is enabled for.
     if let Some(unit) = wants.iter().find(|unit| is_template_of(unit, module)) {
         return Some(Line { file: unit.to_owned(), text: "is wanted at boot".to_owned() });
@@ -287,6 +294,16 @@ pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
     unit.or_else(drop_ins).or_else(|| by_script(root, module)).or_else(|| by_cron(root, module))
 }
 
+/// Returns the names of the units that others of systemd want or require by a link, as enabled ones
+/// are.
+pub fn enabled_units(root: &Root) -> Vec<String> {
+    let of_dir = |dir: &&str| {
+        let names = root.names(dir).into_iter().filter(|name| name.ends_with(".wants") || name.ends_with(".requires"));
+        names.flat_map(|name| root.names(&format!("{dir}/{name}"))).collect::<Vec<_>>()
+    };
+    UNITS.iter().flat_map(of_dir).collect()
+}
+
 /// Returns whether a unit is systemd's template modprobe@.service for a module.
 pub fn is_template_of(unit: &str, module: &str) -> bool {
     let name = unit.strip_prefix("modprobe@").and_then(|name| name.strip_suffix(".service"));
@@ -300,8 +317,8 @@ fn pulls(line: &str, module: &str) -> bool {
         && units.split_ascii_whitespace().any(|unit| is_template_of(unit, module))
 }
 
-/// Returns whether a line such as `ExecStart=/bin/sh -c "modprobe nvidia-peermem"` loads a module, by itself
-/// or by the script that it names.
+/// Returns whether a line such as `ExecStart=/bin/sh -c "modprobe nvidia-peermem"` loads a module,
+/// by itself or by the script that it names.
 fn started(root: &Root, line: &str, module: &str) -> bool {
     let command = line.split_once('=').map_or("", |(_, command)| command);
     loads(command, module) || script_that_loads(root, line, module).is_some()
@@ -310,10 +327,11 @@ fn started(root: &Root, line: &str, module: &str) -> bool {
 /// Returns the script that a line `ExecStart=...` of a unit runs, if it loads a module.
 pub fn script_that_loads(root: &Root, line: &str, module: &str) -> Option<String> {
     let command = line.strip_prefix("ExecStart")?.split_once('=')?.1;
-    let words = command.split_ascii_whitespace().map(|word| word.trim_start_matches(['-', '@', ':', '+', '!']));
+    let words = command.split(|c: char| c.is_whitespace() || "\"';&|".contains(c));
+    let words = words.map(|word| word.trim_start_matches(['-', '@', ':', '+', '!']));
     let is_shell = |word: &str| ["sh", "bash", "env"].contains(&word.rsplit('/').next().unwrap_or_default());
     let script = words.into_iter().find(|word| word.starts_with('/') && !is_shell(word))?;
-    let text = root.text(script).ok().filter(|text| text.starts_with("#!"))?;
+    let text = root.script(script)?;
     continued(&text).lines().any(|line| runs(line, module)).then(|| script.to_owned())
 }
 
@@ -477,23 +495,35 @@ mod tests {
 
     #[test]
     fn a_unit_loads_what_its_script_loads() {
-        for (script, wanted) in [
-            ("#!/bin/bash\nset -e\nmodprobe -a nvidia-uvm \\\n  nvidia-peermem\n", true),
-            ("#!/bin/bash\n# modprobe nvidia-peermem\n", false),
-            ("#!/bin/bash\nmodprobe nvidia-uvm\n", false),
-            ("modprobe nvidia-peermem\n", false),
+        for (command, script, wanted) in [
+            (
+                "/bin/bash /opt/gdr/start now",
+                "#!/bin/bash\nset -e\nmodprobe -a nvidia-uvm \\\n  nvidia-peermem\n",
+                true,
+            ),
+            ("/bin/bash /opt/gdr/start now", "#!/bin/bash\n# modprobe nvidia-peermem\n", false),
+            ("/bin/bash /opt/gdr/start now", "#!/bin/bash\nmodprobe nvidia-uvm\n", false),
+            ("/bin/bash /opt/gdr/start now", "modprobe nvidia-peermem\n", false),
+            ("/bin/sh -c '/opt/gdr/start'", "#!/bin/sh\nmodprobe nvidia-peermem\n", true),
+            ("/bin/sh -c \"exec /opt/gdr/start; true\"", "#!/bin/sh\nmodprobe nvidia-peermem\n", true),
+            ("-/opt/gdr/start", "#!/bin/sh\nmodprobe nvidia-peermem\n", true),
+            ("-/opt/gdr/start", "#", false),
         ] {
             let dir = tempfile::tempdir().unwrap();
             for (path, text) in [
                 ("etc/systemd/system/multi-user.target.wants/gdr.service", ""),
-                ("etc/systemd/system/gdr.service", "[Service]\nExecStart=/bin/bash /opt/gdr/start now\n"),
+                ("etc/systemd/system/gdr.service", &*format!("[Service]\nExecStart={command}\n")),
                 ("opt/gdr/start", script),
             ] {
                 let file = dir.path().join(path);
                 std::fs::create_dir_all(file.parent().unwrap()).unwrap();
                 std::fs::write(file, text).unwrap();
             }
-            assert_eq!(loaded_by_service(&Root::new(dir.path()), "nvidia_peermem").is_some(), wanted, "{script}");
+            assert_eq!(
+                loaded_by_service(&Root::new(dir.path()), "nvidia_peermem").is_some(),
+                wanted,
+                "{command}: {script}"
+            );
         }
     }
 
@@ -524,6 +554,9 @@ mod tests {
             (LINE, "quiet modprobe.blacklist=nouveau,nvidia-peermem\n", Some(Block::Alias)),
             (LINE, "quiet module_blacklist=nouveau,nvidia_peermem ro\n", Some(Block::Kernel)),
             (LINE, "quiet module_blacklist=nvidia-peermem\n", None),
+            (LINE, "quiet module_blacklist=nvidia-peermem,nvidia_peermem_x\n", None),
+            (LINE, "module_blacklist=nvidia_peermem module_blacklist=nouveau\n", None),
+            (LINE, "module_blacklist=nouveau module_blacklist=x,nvidia_peermem\n", Some(Block::Kernel)),
             (LINE, "quiet module_blacklist=nouveau\n", None),
         ] {
             assert!(found(path, text) == wanted, "{path}: {text}");

@@ -133,6 +133,16 @@ impl Root {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// Returns the text of a script. Of a program of another kind no more than two bytes are read.
+    pub fn script(&self, path: &str) -> Option<String> {
+        let mut head = [0; 2];
+        fs::File::open(self.at(path)).ok()?.read_exact(&mut head).ok()?;
+        if head != *b"#!" {
+            return None;
+        }
+        self.text(path).ok()
+    }
+
     /// Returns the files that were read in part, as they are longer than a mebibyte.
     pub fn cut(&self) -> Vec<String> {
         self.cut.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
