@@ -154,9 +154,9 @@ fn module(line: &str) -> Option<(String, Loaded)> {
     Some((name, Loaded { refcount, used_by, state: words.next().unwrap_or_default().to_owned() }))
 }
 
-/// Returns the lines of the kernel log that are about GPUs and RDMA, as far as it reaches back, and
-/// whether more was there than is read.
-pub fn log(root: &Root) -> (Result<Vec<String>, Missing>, bool) {
+/// Returns the lines of the kernel log that are about GPUs and RDMA, each with its time in
+/// microseconds, as far as it reaches back, and whether more was there than is read.
+pub fn log(root: &Root) -> (Result<Vec<(u64, String)>, Missing>, bool) {
     let (text, cut) = match root.kernel_log() {
         Ok(log) => log,
         Err(missing) => return (Err(missing), false),
@@ -166,7 +166,11 @@ pub fn log(root: &Root) -> (Result<Vec<String>, Missing>, bool) {
     let lines = text
         .lines()
         .filter(|line| !line.starts_with(' ') && is_on_topic(line))
-        .filter_map(|line| line.split_once(';').map(|(_, text)| text.to_owned()))
+        .filter_map(|line| {
+            let (head, text) = line.split_once(';')?;
+            let time = head.split(',').nth(2).and_then(|time| time.parse().ok());
+            Some((time.unwrap_or(0), text.to_owned()))
+        })
         .collect();
     (Ok(lines), cut)
 }

@@ -2,10 +2,11 @@
 //! The words of the kernel log that verdicts look for, in one place: what has none of them is neither
 //! read nor recorded. Each was read in the source that writes it; "7.2" is Linux 7.2.13.
 
-/// What a fault of the kernel begins with, and what that means: kernel/watchdog.c, arch/x86/mm/fault.c,
-/// arch/x86/kernel/traps.c, arch/x86/kernel/dumpstack.c and arch/arm64/mm/fault.c of 7.2.
-/// "kernel BUG at" of lib/bug.c's callers, "Internal error" of arch/arm64/kernel/traps.c, and the stalls of
-/// kernel/rcu/tree_stall.h come before such lines, too.
+/// What a fault of the kernel begins with, and what that means: kernel/watchdog.c,
+/// arch/x86/mm/fault.c, arch/x86/kernel/traps.c, arch/x86/kernel/dumpstack.c and
+/// arch/arm64/mm/fault.c of 7.2. "kernel BUG at" of lib/bug.c's callers, "Internal error" of
+/// arch/arm64/kernel/traps.c, and the stalls of kernel/rcu/tree_stall.h come before such lines,
+/// too.
 pub const FAULTS: [(&str, &str); 11] = [
     ("BUG: soft lockup", STUCK),
     // Older kernels have no processor's number before it.
@@ -20,8 +21,13 @@ pub const FAULTS: [(&str, &str); 11] = [
     ("detected stalls", STUCK),
     ("Oops", FAULTED),
 ];
-const STUCK: &str = "a processor did not come out of";
+/// What may be over when it is read.
+pub const STUCK: &str = "a processor did not come out of";
 const FAULTED: &str = "the kernel faulted in";
+/// What the line of a program's own fault begins with: arch/x86/kernel/traps.c of 7.2.
+pub const OF_PROGRAM: &str = "traps: ";
+/// What the line of a warning begins with, whose stack says where, too: kernel/panic.c of 7.2.
+pub const WARNING: &str = "WARNING: ";
 
 /// An access that an IOMMU blocked: drivers/iommu/intel/dmar.c, amd/iommu.c and arm/arm-smmu-v3 of 7.2.
 pub const IOMMU: [&str; 4] = ["DMAR: [DMA", "AMD-Vi: Event logged", "IO_PAGE_FAULT", "arm-smmu"];
@@ -96,7 +102,9 @@ pub fn is_on_topic(line: &str) -> bool {
         || has(&["Error", "Requesting"]) && has(&IRDMA)
         || has(&["BUG", "LOCKUP", "handle", "fault", "Oops", "Internal", "stall"])
             && FAULTS.iter().any(|(head, _)| line.contains(head))
-        || blocked_task(line).is_some();
+        || blocked_task(line).is_some()
+        || line.starts_with(WARNING)
+        || line.split_once(';').is_some_and(|(_, text)| text.starts_with(WARNING));
     is_one && !line.contains("ommand line")
 }
 
@@ -133,6 +141,7 @@ mod tests {
             assert!(is_on_topic(&format!("{head} x")), "{head}");
         }
         assert!(is_on_topic("RIP: 0010:mlx5_ib_invalidate_range+0x1d0/0x5e0 [mlx5_ib]"));
+        assert!(is_on_topic("4,902,90000002,-;WARNING: mm/memory.c:1 at f+0x1/0x2, CPU#3: x/77"));
         assert!(!is_on_topic("Kernel command line: root=/dev/nvidia") && !is_on_topic("usb 1-1: new device"));
     }
 }

@@ -40,6 +40,8 @@ pub struct Machine<'a> {
     /// Whether anything told which modules are loaded.
     pub modules_read: bool,
     pub log: Result<Vec<String>, Missing>,
+    /// When each of its lines was written, in microseconds since the kernel was booted.
+    pub log_times: Vec<u64>,
     /// Whether only the end of the log was read.
     pub log_cut: bool,
     pub driver: Option<Driver>,
@@ -82,10 +84,18 @@ impl<'a> Machine<'a> {
         let rdma = rdma::devices(root);
         let drivers = nic_drivers(root, release.as_deref(), &rdma);
         let (log, log_cut) = kernel::log(root);
+        let (log_times, log) = match log {
+            Ok(lines) => {
+                let (times, lines) = lines.into_iter().unzip();
+                (times, Ok(lines))
+            }
+            Err(missing) => (Vec::new(), Err(missing)),
+        };
         let loaded = peermem_loaded(root, &modules, release.as_deref(), driver.as_ref());
         Self {
             symbols: kernel::symbols(root),
             log,
+            log_times,
             log_cut,
             devices: pci::devices(root),
             registrations: peermem::registrations(root),

@@ -2,8 +2,9 @@
 //! What the kernel log says of hung tasks, Xids and NICs, beside this project's own lines.
 
 use crate::check::Check;
-use crate::log_words::{blocked_task, Nic, FAULTS, IOMMU, NICS, WHERE};
+use crate::log_words::{blocked_task, Nic, FAULTS, IOMMU, NICS, OF_PROGRAM, STUCK, WARNING, WHERE};
 use crate::machine::{Machine, NAME};
+use crate::module_file::{self, ModuleFile};
 use crate::nvidia;
 use crate::pci;
 use crate::root::Missing;
@@ -67,7 +68,8 @@ const FATAL_XIDS: [(u32, &str, Asks); 26] = [
     (158, "fatal timeout of the GPU", Asks::Reset),
 ];
 const NVLINK5: Asks = Asks::Workflow("WORKFLOW_NVLINK5_ERR");
-/// The Xids for which that column has RESTART_APP, IGNORE, or another Xid that comes with them: from and to.
+/// The Xids for which that column has RESTART_APP, IGNORE, or another Xid that comes with them:
+/// from and to.
 const HARMLESS_XIDS: [(u32, u32); 24] = [
     (8, 8),
     (11, 11),
@@ -266,6 +268,34 @@ fn hung_by_log(machine: &Machine, is_it: fn(&str) -> bool) -> Option<(String, St
 /// A fault of the kernel, or a processor that does not come out of it, in a module that GPU memory goes
 /// through.
 fn fault(machine: &Machine) -> Option<Check> {
+    let lines = machine.log.iter().flatten().map(String::as_str);
+    let Fault { what, head, at, module } = last_fault(machine.log_times.iter().copied().zip(lines))?;
+    let held = if what == STUCK { "may be held still" } else { "are held for ever" };
+    Some(
+        Check::warn(
+            "log.fault",
+            format!("{what} {module}: locks that it held {held}"),
+            machine.setting.on_host(&format!("reboot; these lines belong into a report to the makers of {module}")),
+        )
+        .seen(format!("kernel log: {head}"))
+        .seen(format!("kernel log: {at}")),
+    )
+}
+
+/// A fault in the kernel log.
+#[derive(PartialEq, Eq, Debug)]
+struct Fault<'a> {
+    what: &'static str,
+    /// Its first line, and the one that says where.
+    head: &'a str,
+    at: &'a str,
+    module: &'static str,
+}
+
+/// Returns the last fault in a module that GPU memory goes through, of lines with their times.
+fn last_fault<'a>(lines: impl Iterator<Item = (u64, &'a str)>) -> Option<Fault<'a>> {
+    /// Where it was is written at once, in microseconds.
+    const AT_ONCE: u64 = 2_000_000;
     const MODULES: [&str; 13] = [
         "nvidia_peermem",
         "nv_peer_mem",
@@ -281,30 +311,23 @@ fn fault(machine: &Machine) -> Option<Check> {
         "irdma",
         "efa",
     ];
-    let mut last = None;
+    let mut last: Option<(&'static str, &str, u64)> = None;
     let mut found = None;
-    for line in machine.log.iter().flatten() {
+    for (time, line) in lines.filter(|(_, line)| !line.starts_with(OF_PROGRAM)) {
+        // What a warning says is of the warning.
+        last = last.filter(|(.., then)| !line.starts_with(WARNING) && time.saturating_sub(*then) <= AT_ONCE);
         if let Some((_, what)) = FAULTS.iter().find(|(head, _)| line.contains(head)) {
-            last = Some((*what, line));
+            last = Some((*what, line, time));
         }
         // The first after it says where: "RIP: 0010:nv_mem_dma_map+0x15/0x30 [nvidia_peermem]".
         let says_where = WHERE.iter().any(|word| line.contains(word));
-        if let Some((what, head)) = last.filter(|_| says_where) {
+        if let Some((what, head, _)) = last.filter(|_| says_where) {
             let module = MODULES.iter().find(|module| names(line, module));
-            found = module.map(|module| (what, head, line, *module)).or(found);
+            found = module.map(|module| Fault { what, head, at: line, module }).or(found);
             last = None;
         }
     }
-    let (what, head, at, module) = found?;
-    Some(
-        Check::warn(
-            "log.fault",
-            format!("{what} {module}: locks that it held are held for ever"),
-            machine.setting.on_host(&format!("reboot; these lines belong into a report to the makers of {module}")),
-        )
-        .seen(format!("kernel log: {head}"))
-        .seen(format!("kernel log: {at}")),
-    )
+    found
 }
 
 /// Returns what the driver says of a GPU's way back in an Xid of its own, in its words.
@@ -325,7 +348,7 @@ fn recovery_cure(machine: &Machine, action: &str) -> String {
             format!("start nothing new on that GPU and let what runs there end; then {}", reset())
         }
         () if has("drain") => on_host(
-            "end the programs that have GPUs talk to each other (NCCL, NVSHMEM) and switch UVM persistence mode off; then nvidia-smi -q -d RESET (GPU Recovery Action) says what is left to do, if anything",
+            "end the programs that have GPUs talk to each other (NCCL, NVSHMEM) and switch UVM persistence mode off; then nvidia-smi -q (GPU Recovery Action) says what is left to do, if anything",
         ),
         () if has("imex") => on_host("restart nvidia-imex on all nodes of its domain"),
         () if has("bus") => format!("{}; -r bus resets its PCIe bus, which the driver asks for", reset()),
@@ -335,8 +358,9 @@ fn recovery_cure(machine: &Machine, action: &str) -> String {
     }
 }
 
-/// Returns the GPU and the number of an Xid in a line: "NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', ...".
-/// Old drivers leave out "PCI:". "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus." says the same as Xid 79.
+/// Returns the GPU and the number of an Xid in a line: "NVRM: Xid (PCI:0000:18:00): 79,
+/// pid='<unknown>', ...". Old drivers leave out "PCI:". "NVRM: GPU 0000:18:00.0: GPU has fallen off
+/// the bus." says the same as Xid 79.
 fn xid_of(line: &str) -> Option<(&str, u32)> {
     let line = line.get(line.find("NVRM")?..)?;
     let Some((_, rest)) = line.split_once("Xid (") else {
@@ -364,7 +388,8 @@ fn xid(machine: &Machine) -> Vec<Check> {
         line: &'a str,
     }
     let fatal = |number: u32, line: &str| {
-        // "149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 00 (...)": the catalogue asks for nothing at once.
+        // "149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 00 (...)": the catalogue asks for nothing at
+        // once.
         if line.contains(" Nonfatal ") {
             return None;
         }
@@ -411,7 +436,7 @@ fn xid(machine: &Machine) -> Vec<Check> {
             None if !is_harmless(last.number, last.line) => Check::skip(
                 ID,
                 format!(
-                    "GPU {gpu} reported Xid {} since the kernel was booted: what that asks for is not known here, but to NVIDIA's Xid catalogue, and nvidia-smi -q -d RESET says whether the GPU has to be reset",
+                    "GPU {gpu} reported Xid {} since the kernel was booted: this program does not know what that Xid asks for: look it up in NVIDIA's Xid catalogue; nvidia-smi -q says whether the GPU has to be reset (GPU Recovery Action)",
                     last.number
                 ),
             ),
@@ -428,27 +453,40 @@ fn xid(machine: &Machine) -> Vec<Check> {
     found.into_iter().map(check).collect()
 }
 
-/// Returns the version of a program's libraries that nvidia.ko refused, by what rm_is_supported_ioctl() of NVIDIA's
-/// driver writes: "NVRM: API mismatch: the client has the version 580.95.05, but NVRM: this kernel module has
-/// the version 580.82.07." Later drivers name the program in between.
-fn refused_version(line: &str) -> Option<String> {
-    let rest = line.split_once("NVRM: API mismatch")?.1.split_once("the version ")?.1;
-    let version: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
-    Some(version.trim_end_matches('.').to_owned()).filter(|version| !version.is_empty())
+/// Returns the version of a program's libraries that nvidia.ko refused, and nvidia.ko's own, by
+/// what rm_is_supported_ioctl() of NVIDIA's driver writes: "NVRM: API mismatch: the client has the
+/// version 580.95.05, but NVRM: this kernel module has the version 580.82.07." Later drivers name
+/// the program in between.
+fn refused_version(line: &str) -> Option<(&str, &str)> {
+    let mut versions = line.split_once("NVRM: API mismatch")?.1.split("the version ").skip(1);
+    let mut next = || {
+        let rest = versions.next()?;
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        rest.get(..end).map(|version| version.trim_end_matches('.')).filter(|version| !version.is_empty())
+    };
+    Some((next()?, next()?))
 }
 
-/// Finds programs whose libraries are of another driver than nvidia.ko: CUDA does not start in them.
+/// Returns the version of the nvidia.ko that modprobe would load.
+fn installed_version(machine: &Machine) -> Option<String> {
+    let path = module_file::chosen(machine.root, machine.release.as_deref()?, "nvidia")?;
+    ModuleFile::read(machine.root, &path).ok()?.field("version").map(str::to_owned)
+}
+
+/// Finds programs whose libraries are of another driver than nvidia.ko: CUDA does not start in
+/// them.
 fn other_version(machine: &Machine) -> Option<Check> {
     let loaded = machine.driver.as_ref()?.version.as_deref()?;
-    let of = |line: &String| Some((refused_version(line)?, line.clone()));
-    let (version, line) = machine.log.iter().flatten().rev().find_map(of)?;
-    // nvidia.ko was loaded again since.
-    if version == loaded {
-        return None;
-    }
-    let fix = match machine.setting.container {
-        Some(_) => "have the container runtime bring the host's libcuda (NVIDIA's container toolkit), and none in the image".to_owned(),
-        None => format!("reboot, or unload nvidia.ko and load the installed one: the driver was updated; in a container the image must bring no libcuda of its own (nvidia-smi says \"Driver/library version mismatch\" where the host has {version})"),
+    // What another nvidia.ko refused is over.
+    let of = |line| refused_version(line).filter(|(_, module)| *module == loaded).map(|(client, _)| (client, line));
+    let (version, line) = machine.log.iter().flatten().rev().map(String::as_str).find_map(of)?;
+    const RUNTIME: &str =
+        "have the container runtime bring the host's libcuda (NVIDIA's container toolkit), and none in the image";
+    let installed = installed_version(machine).filter(|installed| installed != loaded);
+    let fix = match (&machine.setting.container, installed) {
+        (Some(_), _) => RUNTIME.to_owned(),
+        (None, Some(installed)) => format!("reboot, or unload nvidia.ko and load the installed one: the driver was updated to {installed} (nvidia-smi says \"Driver/library version mismatch\")"),
+        (None, None) => format!("that program brings a libcuda of driver {version}: have it take the installed one (LD_LIBRARY_PATH, ldconfig -p | grep libcuda); if it runs in a container, {RUNTIME}"),
     };
     Some(
         Check::warn(
@@ -460,7 +498,8 @@ fn other_version(machine: &Machine) -> Option<Check> {
     )
 }
 
-/// Returns whether NVIDIA's catalogue asks for nothing but a new start of the application, or the line says so.
+/// Returns whether NVIDIA's catalogue asks for nothing but a new start of the application, or the
+/// line says so.
 fn is_harmless(number: u32, line: &str) -> bool {
     line.contains(" Nonfatal ") || HARMLESS_XIDS.iter().any(|(from, to)| (*from..=*to).contains(&number))
 }
@@ -622,15 +661,37 @@ mod tests {
         }
     }
 
+    /// A line that says where is of the fault just before it, and of nothing else.
+    #[test]
+    fn where_a_fault_was_is_of_that_fault() {
+        const AT: &str = "RIP: 0010:nv_open+0x1/0x2 [nvidia]";
+        const STALL: &str = "rcu: INFO: rcu_sched detected stalls on CPUs/tasks:";
+        for (lines, wanted) in [
+            (&[(0, "BUG: kernel NULL pointer dereference, address: 08"), (10, AT)][..], true),
+            (&[(0, STALL), (1_900_000, AT)], true),
+            (&[(0, STALL), (2_100_000, AT)], false),
+            (&[(0, STALL), (5, "WARNING: mm/memory.c:1 at f+0x1/0x2, CPU#3: x/77"), (10, AT)], false),
+            (
+                &[(0, "traps: python3[777] general protection fault ip:7f1 sp:7ff error:0 in libcuda.so"), (10, AT)],
+                false,
+            ),
+            (&[(0, STALL), (5, "RIP: 0010:native_safe_halt+0xe/0x10"), (10, AT)], false),
+            (&[(0, "general protection fault, probably for non-canonical address: 0000 [#1] SMP"), (10, AT)], true),
+        ] {
+            assert_eq!(last_fault(lines.iter().copied()).is_some(), wanted, "{lines:?}");
+        }
+    }
+
     #[test]
     fn libraries_of_another_version_than_the_module() {
         for (line, wanted) in [
-            ("NVRM: API mismatch: the client has the version 470.57.02, but\\x0aNVRM: this kernel module has the version 460.91.03.", Some("470.57.02")),
-            ("NVRM: API mismatch: the client 'nvidia-smi' (pid 4321) has the version 580.95.05, but this kernel module has the version 580.82.07.", Some("580.95.05")),
+            ("NVRM: API mismatch: the client has the version 470.57.02, but\\x0aNVRM: this kernel module has the version 460.91.03.", Some(("470.57.02", "460.91.03"))),
+            ("NVRM: API mismatch: the client 'nvidia-smi' (pid 4321) has the version 580.95.05, but this kernel module has the version 580.82.07.", Some(("580.95.05", "580.82.07"))),
             ("NVRM: API mismatch: the client has the version", None),
+            ("NVRM: API mismatch: the client has the version 580.95.05, but", None),
             ("NVRM: loading NVIDIA UNIX Open Kernel Module  580.82.07", None),
         ] {
-            assert_eq!(refused_version(line).as_deref(), wanted, "{line}");
+            assert_eq!(refused_version(line), wanted, "{line}");
         }
     }
 

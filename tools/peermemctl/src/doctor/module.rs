@@ -380,8 +380,8 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
 /// What only drivers have that pin persistently.
 const PERSISTENT: &str = "nvidia_p2p_get_pages_persistent";
 
-/// Returns the symbol that a line says nobody has: "nvidia_peermem: Unknown symbol NAME (err -2)", with 0 in
-/// the place of -2 in older kernels.
+/// Returns the symbol that a line says nobody has: "nvidia_peermem: Unknown symbol NAME (err -2)",
+/// with 0 in the place of -2 in older kernels.
 fn lacks(line: &str) -> Option<&str> {
     let (symbol, why) = line.split_once("Unknown symbol ")?.1.split_once(' ')?;
     ["(err -2)", "(err 0)"].iter().any(|none| why.starts_with(none)).then_some(symbol)
