@@ -20,6 +20,16 @@ const OFED_CONTAINER: &str = "/run/mellanox/drivers";
 
 /// A system whose modules stand in its configuration.
 const NIXOS: &str = "NixOS";
+/// Systems that take packages into their next boot.
+const SL_MICRO: &str = "SL Micro";
+const SLE_MICRO: &str = "SLE Micro";
+const MICROOS: &str = "openSUSE MicroOS";
+const FEDORA_COREOS: &str = "Fedora CoreOS";
+const OSTREE: &str = "this system of ostree";
+
+/// What says that a system was booted from an image of ostree, and what adds packages to it.
+pub const OSTREE_BOOTED: &str = "/run/ostree-booted";
+pub const RPM_OSTREE: &str = "/usr/bin/rpm-ostree";
 
 /// The file in which a system has its name.
 pub const OS_RELEASE: &str = "/etc/os-release";
@@ -53,8 +63,10 @@ impl Setting {
         let (container, namespaces) = container(root);
         // In a container that file is of its own image.
         let release = root.text(OS_RELEASE).ok().filter(|_| container.is_none());
+        let is_ostree = container.is_none() && root.exists(OSTREE_BOOTED) && root.exists(RPM_OSTREE);
+        let by_ostree = || is_ostree.then_some(OSTREE);
         Self {
-            fixed_system: release.and_then(|text| Self::fixed_system(&text)).map(str::to_owned),
+            fixed_system: release.as_deref().and_then(Self::fixed_system).or_else(by_ostree).map(str::to_owned),
             architecture: architecture(root),
             virtual_machine: virtual_machine(root),
             container,
@@ -83,9 +95,9 @@ impl Setting {
             ("flatcar", "Flatcar"),
             ("rhcos", "Red Hat CoreOS"),
             ("ubuntu-core", "Ubuntu Core"),
-            ("sl-micro", "SL Micro"),
-            ("sle-micro", "SLE Micro"),
-            ("opensuse-microos", "openSUSE MicroOS"),
+            ("sl-micro", SL_MICRO),
+            ("sle-micro", SLE_MICRO),
+            ("opensuse-microos", MICROOS),
             ("kairos", "Kairos"),
             ("nixos", NIXOS),
         ];
@@ -96,12 +108,32 @@ impl Setting {
         let id = field("ID=")?;
         let name = SYSTEMS.iter().find(|(of, _)| *of == id).map(|(_, name)| *name);
         // Fedora CoreOS, and Red Hat's as of 4.19.
-        name.or_else(|| (field("VARIANT_ID=") == Some("coreos")).then_some("CoreOS"))
+        let of_variant = if id == "fedora" { FEDORA_COREOS } else { "CoreOS" };
+        name.or_else(|| (field("VARIANT_ID=") == Some("coreos")).then_some(of_variant))
     }
 
     /// Returns whether nothing can be built or installed on the node itself.
     pub fn is_fixed(&self) -> bool {
         self.modules_in_containers() || self.fixed_system.is_some()
+    }
+
+    /// Returns the command by which the node's system, an image, takes packages into its next boot.
+    pub fn adds_packages(&self) -> Option<&'static str> {
+        match self.fixed_system.as_deref()? {
+            SL_MICRO | SLE_MICRO | MICROOS => Some("transactional-update pkg install"),
+            FEDORA_COREOS | OSTREE => Some("rpm-ostree install"),
+            _ => None,
+        }
+    }
+
+    /// Returns what to do where `fix` installs packages and the system takes them so.
+    pub fn install_packages(&self, fix: &str) -> String {
+        match (&self.fixed_system, self.adds_packages()) {
+            (Some(name), Some(command)) => {
+                format!("{name} is not changed in place: install packages by {command}, then reboot: {fix}")
+            }
+            _ => fix.to_owned(),
+        }
     }
 
     /// Returns what this is, in a word.
@@ -152,6 +184,11 @@ impl Setting {
         if self.fixed_system.as_deref() == Some(NIXOS) {
             return "NixOS takes modules of its configuration only: have programs take dma-buf, which needs no module, or add a package of the module to boot.extraModulePackages and nvidia_peermem to boot.kernelModules, then nixos-rebuild switch".to_owned();
         }
+        if let (Some(name), Some(command)) = (&self.fixed_system, self.adds_packages()) {
+            return format!(
+                "{name} is not changed in place: have programs take dma-buf, which needs no module, or {command} a package that has the module for this kernel, then reboot"
+            );
+        }
         if let Some(name) = &self.fixed_system {
             return format!(
                 "{name} is an image that is not changed in place: have programs take dma-buf, which needs no module, or the image bring the module; where it lets containers load modules, packaging/container of this project builds one"
@@ -186,7 +223,8 @@ impl Setting {
 
     /// Returns what gives the module other parameters: `change` says which, and goes before the file.
     pub fn change_parameters(&self, change: &str) -> String {
-        if let Some(name) = &self.fixed_system {
+        // Those that take packages have an /etc that is changed in place.
+        if let Some(name) = self.fixed_system.as_ref().filter(|_| self.adds_packages().is_none()) {
             return format!("{change} the module's options in the image of {name}, which is not changed in place");
         }
         match self.modules_in_containers() {
@@ -521,7 +559,7 @@ mod tests {
             ("ID=talos\nVERSION_ID=v1.11", Some("Talos")),
             ("NAME=\"Red Hat Enterprise Linux CoreOS\"\nID=\"rhcos\"\n", Some("Red Hat CoreOS")),
             ("ID=\"rhel\"\r\nVARIANT_ID=coreos\r\n", Some("CoreOS")),
-            ("ID=fedora\nVARIANT_ID=coreos\n", Some("CoreOS")),
+            ("ID=fedora\nVARIANT_ID=coreos\n", Some("Fedora CoreOS")),
             ("ID=fedora\nVARIANT_ID=server\n", None),
             ("ID=nixos\n", Some("NixOS")),
             ("ID=\"sl-micro\"\n", Some("SL Micro")),

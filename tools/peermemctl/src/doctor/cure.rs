@@ -124,6 +124,13 @@ pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
     }
     match place(id).unwrap_or(Place::Host) {
         Place::Here => fix.to_owned(),
+        Place::Modules if setting.adds_packages().is_some() && !setting.modules_in_containers() => {
+            match fix.contains("make") || fix.contains("dkms") {
+                true => setting.install_it(),
+                false if fix.contains("install ") => setting.install_packages(fix),
+                false => fix.to_owned(),
+            }
+        }
         Place::Modules if setting.is_fixed() && machine.file.is_none() && needs_files_of_host(fix) => {
             match (id.starts_with("driver."), setting.driver_container) {
                 (true, true) => setting.restart_driver(),
@@ -163,6 +170,35 @@ mod tests {
         assert_eq!(all, catalogue::CHECKS.len());
     }
 
+    /// Systems that take packages into their next boot, and one that takes none.
+    #[test]
+    fn an_image_that_takes_packages_is_told_how() {
+        let empty = tempfile::tempdir().unwrap();
+        let root = Root::new(empty.path());
+        const PACKAGE: &str = "install DOCA-OFED (package doca-ofed)";
+        const LIST: &str = "echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf";
+        for (name, command) in [
+            ("SL Micro", Some("transactional-update pkg install")),
+            ("SLE Micro", Some("transactional-update pkg install")),
+            ("openSUSE MicroOS", Some("transactional-update pkg install")),
+            ("Fedora CoreOS", Some("rpm-ostree install")),
+            ("this system of ostree", Some("rpm-ostree install")),
+            ("Red Hat CoreOS", None),
+            ("Talos", None),
+        ] {
+            let setting = Setting { fixed_system: Some(name.to_owned()), ..Setting::default() };
+            let machine = Machine { setting, ..Machine::look(&root) };
+            let fix = chosen(&machine, "api.exported", PACKAGE);
+            let has = command.is_some_and(|command| fix.contains(command) && fix.ends_with(PACKAGE));
+            assert_eq!(has, command.is_some(), "{name}: {fix}");
+            let fix = chosen(&machine, "module.file", "make && make install");
+            assert!(!fix.contains("make install") && fix.contains("not changed in place"), "{name}: {fix}");
+            assert_eq!(command.is_some_and(|command| fix.contains(command)), command.is_some(), "{name}: {fix}");
+            // Their /etc is changed as elsewhere.
+            assert_eq!(chosen(&machine, "limits.autoload", LIST) == LIST, command.is_some(), "{name}");
+        }
+    }
+
     /// Walks every check over every kind of machine, with a command that only fits a bare host.
     #[test]
     fn no_cure_of_a_bare_host_is_given_elsewhere() {
@@ -176,7 +212,8 @@ mod tests {
         let pod = Setting { container: seen(), virtual_machine: seen(), driver_container: true, ..Setting::default() };
         let build = "in this project's folder: make && make install";
         let image = Setting { fixed_system: Some("Talos".to_owned()), ..Setting::default() };
-        for setting in [Setting::default(), container, virtual_machine, operator, ofed, pod, image] {
+        let micro = Setting { fixed_system: Some("SL Micro".to_owned()), ..Setting::default() };
+        for setting in [Setting::default(), container, virtual_machine, operator, ofed, pod, image, micro] {
             let machine = Machine { setting: setting.clone(), ..Machine::look(&root) };
             for entry in &catalogue::CHECKS {
                 let id = entry.id;

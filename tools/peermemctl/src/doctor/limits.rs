@@ -146,10 +146,11 @@ fn allowed(root: &Root) -> Option<(String, String)> {
     groups.into_iter().next().or(services)
 }
 
-/// Batch systems other than Slurm, by their control groups: a job has the limit of the daemon that starts it,
-/// as each child has its parent's. Grid Engine has parameters for it (execd_params of sge_conf(5)); LSF
-/// passes on other limits of the user by `bsub -ul`, and not this one (IBM's description of that option).
-/// How the units of the others are called differs, and `ps` tells.
+/// Batch systems other than Slurm, by what a folder of their control groups begins with: a job has
+/// the limit of the daemon that starts it, as each child has its parent's. Grid Engine has
+/// parameters for it (execd_params of sge_conf(5)); LSF passes on other limits of the user by
+/// `bsub -ul`, and not this one (IBM's description of that option). How the units of the others are
+/// called differs, and `ps` tells.
 pub const BATCH: [(&str, &str); 7] = [
     ("torque", "TORQUE: LimitMEMLOCK=infinity in the unit that starts pbs_mom (ps -o unit= -C pbs_mom), then restart it"),
     ("flux", "Flux: LimitMEMLOCK=infinity in flux.service, then restart it"),
@@ -165,6 +166,12 @@ pub const BATCH: [(&str, &str); 7] = [
         "HTCondor: LimitMEMLOCK=infinity in the unit that starts condor_master (ps -o unit= -C condor_master), then restart it",
     ),
 ];
+
+/// Returns whether a folder in the path of a control group begins with a word: flux.service does
+/// with "flux", and influxdb.service does not.
+pub fn has_component(cgroup: &str, word: &str) -> bool {
+    cgroup.split(['/', '\n']).any(|folder| folder.starts_with(word))
+}
 
 /// Judges by the limit that this process has. Files say what others get, or why this one did not get it.
 fn login(machine: &Machine) -> Check {
@@ -231,7 +238,7 @@ fn memlock_cure(machine: &Machine, is_configured: bool) -> String {
     if cgroup.contains("slurm") {
         return SLURM.to_owned();
     }
-    if let Some((_, cure)) = BATCH.iter().find(|(word, _)| cgroup.contains(word)) {
+    if let Some((_, cure)) = BATCH.iter().find(|(word, _)| has_component(&cgroup, word)) {
         return (*cure).to_owned();
     }
     if root.exists(APPTAINER) {
@@ -246,7 +253,9 @@ fn memlock_cure(machine: &Machine, is_configured: bool) -> String {
     if root.line(NSPAWN).as_deref() == Some("systemd-nspawn") {
         return "systemd-nspawn: LimitMEMLOCK=infinity in section [Exec] of the container's .nspawn file (or --rlimit=RLIMIT_MEMLOCK=infinity), then start it again".to_owned();
     }
-    if let Ok(podman) = root.text(PODMAN) {
+    // CRI-O makes an empty file of that name (cri-o/cri-o#5463).
+    let podman = root.text(PODMAN).unwrap_or_default();
+    if podman.lines().any(|line| line.starts_with("engine=\"podman")) {
         const RUN: &str = "podman run --ulimit memlock=-1:-1";
         return match podman.lines().any(|line| line.trim() == "rootless=1") {
             true => format!("{RUN}, which without root gets no further than the hard limit of the user who starts it: raise that on the host (memlock in /etc/security/limits.d, and LimitMEMLOCK=infinity in user@.service), then log in again there"),
@@ -327,7 +336,8 @@ fn boot(machine: &Machine) -> Check {
         return Check::ok(ID, "the modules of this node come from containers, which load them")
             .seen("/run/nvidia, /run/mellanox");
     }
-    if let Some(name) = machine.setting.fixed_system.as_ref().filter(|_| machine.file.is_none()) {
+    let is_of_image = machine.file.is_none() && machine.setting.adds_packages().is_none();
+    if let Some(name) = machine.setting.fixed_system.as_ref().filter(|_| is_of_image) {
         return Check::skip(ID, format!("what {name} loads at boot is in its image"));
     }
     if machine.setting.container.is_some() {
@@ -338,7 +348,7 @@ fn boot(machine: &Machine) -> Check {
         "nothing loads the module at boot",
         "echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf",
     )
-    .seen("no nvidia-peermem in modules-load.d, /etc/modules, rules of udev, softdeps of modprobe.d, units of systemd or rc.local")
+    .seen("no nvidia-peermem in modules-load.d, /etc/modules, the lists of the initial RAM disk, rules of udev, softdeps of modprobe.d, the kernel's command line, enabled units of systemd and their scripts, rc.local or @reboot jobs of cron")
 }
 
 /// Where DKMS keeps what it knows: package, version, kernel, architecture.
@@ -418,6 +428,24 @@ fn devices(root: &Root) -> Option<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn batch_systems_by_their_control_groups() {
+        let of = |cgroup: &str| BATCH.iter().find(|(word, _)| has_component(cgroup, word)).map(|(word, _)| *word);
+        for (cgroup, wanted) in [
+            ("0::/system.slice/flux.service", Some("flux")),
+            ("12:memory:/flux-fA2b/job\n0::/user.slice", Some("flux")),
+            ("0::/nomad.slice/share.slice/1f-train.scope", Some("nomad")),
+            ("0::/nomad/1f-train", Some("nomad")),
+            ("0::/pbspro.slice/pbspro-7.slice", Some("pbs")),
+            ("0::/system.slice/condor.service/htcondor", Some("condor")),
+            ("0::/system.slice/influxdb.service", None),
+            ("0::/system.slice/gnomad.service", None),
+            ("0::/user.slice/user-1000.slice", None),
+        ] {
+            assert_eq!(of(cgroup), wanted, "{cgroup}");
+        }
+    }
 
     /// Kernels whose page is not 4 KiB, by whatever tells it.
     #[test]

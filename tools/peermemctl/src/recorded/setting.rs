@@ -3,11 +3,11 @@
 
 use super::record::Recorder;
 use crate::doctor::hardware::WSL;
-use crate::doctor::limits::BATCH;
+use crate::doctor::limits::{has_component, BATCH};
 use crate::environment::Environment;
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot, SCRIPTS};
-use crate::setting::{Setting, APPTAINER, CGROUPS, NSPAWN, OS_RELEASE, PODMAN};
+use crate::setting::{Setting, APPTAINER, CGROUPS, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE};
 use crate::topology_file;
 
 impl Recorder<'_> {
@@ -39,11 +39,11 @@ impl Recorder<'_> {
             self.text("/proc/cpuinfo", &(kept.join("\n") + "\n"));
         }
         let cgroup = self.root.text("/proc/self/cgroup").unwrap_or_default();
-        let kind = ["slurm", "/user@", "/system.slice/"]
-            .iter()
-            .chain(BATCH.iter().map(|(word, _)| word))
-            .chain(&CGROUPS)
-            .find(|word| cgroup.contains(**word));
+        // What is more particular comes first: Flux's jobs are in /system.slice, too.
+        let has = |word: &&&str| cgroup.contains(**word);
+        let batch = || BATCH.iter().map(|(word, _)| word).find(|word| has_component(&cgroup, word));
+        let kind = Some(&"slurm").filter(has).or_else(batch);
+        let kind = kind.or_else(|| CGROUPS.iter().chain(&["/user@", "/system.slice/"]).find(has));
         if let Some(kind) = kind {
             self.text("/proc/self/cgroup", &format!("0::/{}/\n", kind.trim_matches('/')));
         }
@@ -57,6 +57,8 @@ impl Recorder<'_> {
             "/etc/nv_tegra_release",
             "/sys/module/nvgpu",
             WSL,
+            OSTREE_BOOTED,
+            RPM_OSTREE,
         ] {
             self.existence(path);
         }
@@ -122,9 +124,10 @@ impl Recorder<'_> {
         if !lists.is_empty() {
             self.text(modprobe::COMMAND_LINE, &format!("{}\n", lists.join(" ")));
         }
+        let enabled = modprobe::enabled_units(self.root);
         for dir in modprobe::UNITS {
             for name in self.root.names(dir) {
-                if name.ends_with(".service") {
+                if name.ends_with(".service") && enabled.contains(&name) {
                     self.unit(&format!("{dir}/{name}"));
                 } else if name.ends_with(".service.d") {
                     for file in self.root.names(&format!("{dir}/{name}")) {
@@ -147,7 +150,8 @@ impl Recorder<'_> {
         }
     }
 
-    /// Records what has a unit or a drop-in of systemd load the module, and the script that does so for it.
+    /// Records what has a unit or a drop-in of systemd load the module, and the script that does so
+    /// for it.
     fn unit(&mut self, path: &str) {
         let root = self.root;
         let Ok(text) = root.text(path) else { return };
