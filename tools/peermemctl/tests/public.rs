@@ -3,17 +3,23 @@
 //! of another kind of machine that are not given. tests/trees.rs holds the findings of each against
 //! its file.
 
+use peermemctl::recorded;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use tempfile::TempDir;
 
 fn tree(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/trees/{name}.tree"))
 }
 
-fn peermemctl(name: &str, args: &[&str]) -> Output {
+fn run(root: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peermemctl"));
-    command.arg("--root").arg(tree(name)).args(args).output().unwrap()
+    command.arg("--root").arg(root).args(args).output().unwrap()
+}
+
+fn peermemctl(name: &str, args: &[&str]) -> Output {
+    run(&tree(name), args)
 }
 
 fn text(output: &Output) -> String {
@@ -42,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 142] = [
+const CASES: [Case; 151] = [
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -394,7 +400,7 @@ const CASES: [Case; 142] = [
         "public-memlock-crio",
         (1, 0),
         &["crio.service", "no file of a container raises it"],
-        &["Slurm", "log in again"],
+        &["Slurm", "log in again", "podman"],
     ),
     // Of settings: systems that are images, boards that NVIDIA does not name, other loaders and hypervisors.
     case(
@@ -599,6 +605,12 @@ const CASES: [Case; 142] = [
         &["the last try failed: the RDMA core has no peer-memory API", "Begin with: install DOCA-OFED"],
         &["a module that it needs is not loaded", "modprobe nvidia ib_uverbs"],
     ),
+    case(
+        "public-blacklist-overridden",
+        (2, 1),
+        &["Begin with: modprobe nvidia-peermem"],
+        &["told to refuse", "out of module_blacklist"],
+    ),
     // Of what loads the module at boot.
     case(
         "public-autoload-template",
@@ -608,6 +620,7 @@ const CASES: [Case; 142] = [
     ),
     case("public-autoload-wanted", (0, 0), &["Wants=modprobe@nvidia_peermem.service"], &["nothing loads"]),
     case("public-autoload-script", (0, 0), &["loaded at boot by gdr.service"], &["nothing loads"]),
+    case("public-autoload-shell", (0, 0), &["loaded at boot by gdr.service"], &["nothing loads"]),
     case("public-autoload-cron", (0, 0), &["@reboot root /sbin/modprobe nvidia-peermem"], &["nothing loads"]),
     // Of locked memory: each manager has its own cure.
     case(
@@ -619,6 +632,12 @@ const CASES: [Case; 142] = [
     case("public-memlock-nomad", (1, 0), &["lock 64 KiB only", "nomad.service"], &["Slurm", "log in again"]),
     case("public-memlock-torque", (1, 0), &["TORQUE: LimitMEMLOCK=infinity"], &["Slurm", "log in again"]),
     case("public-memlock-flux", (1, 0), &["LimitMEMLOCK=infinity in flux.service"], &["Slurm", "log in again"]),
+    case(
+        "public-memlock-influxdb",
+        (1, 0),
+        &["LimitMEMLOCK=infinity in their unit"],
+        &["flux.service", "log in again"],
+    ),
     case("public-memlock-nspawn", (1, 0), &["--rlimit=RLIMIT_MEMLOCK=infinity"], &["docker run", "containerd"]),
     case(
         "public-memlock-podman",
@@ -628,11 +647,29 @@ const CASES: [Case; 142] = [
     ),
     // Of systems that are not changed in place.
     case("public-rhcos", (1, 0), &["Red Hat CoreOS is an image"], &["make && make install", "modules-load.d"]),
+    case(
+        "public-microos",
+        (1, 0),
+        &["transactional-update pkg install a package", "then reboot", "> /etc/modules-load.d"],
+        &["make && make install", "is in its image"],
+    ),
+    case(
+        "public-fedora-coreos",
+        (1, 0),
+        &["Fedora CoreOS is not changed in place", "rpm-ostree install a package"],
+        &["make && make install", "is in its image"],
+    ),
+    case("public-ostree", (1, 0), &["rpm-ostree install a package"], &["make && make install", "is in its image"]),
     case("public-nixos", (1, 0), &["boot.extraModulePackages", "nixos-rebuild switch"], &["make && make install"]),
     // Of the kernel log.
     case("public-xid-nvlink5", (1, 0), &["Xid 149", "follow WORKFLOW_NVLINK5_ERR"], &["one that is over"]),
     case("public-xid-nonfatal", (0, 0), &["Xid 145", "one that is over"], &["fix:"]),
-    case("public-xid-new", (0, 0), &["Xid 213", "what that asks for is not known here"], &["one that is over", "fix:"]),
+    case(
+        "public-xid-new",
+        (0, 0),
+        &["Xid 213", "this program does not know what that Xid asks for"],
+        &["one that is over", "fix:"],
+    ),
     case("public-fell-off-without-xid", (1, 0), &["GPU 0000:19:00 reported Xid 79", "reboot"], &[]),
     case(
         "public-hung-build-ids",
@@ -644,15 +681,27 @@ const CASES: [Case; 142] = [
     case("public-oops-in-mlx5-ib", (1, 0), &["the kernel faulted in mlx5_ib", "reboot"], &["rmmod"]),
     case("public-oops-in-gdrdrv", (1, 0), &["the kernel faulted in gdrdrv", "reboot"], &["rmmod"]),
     case("public-abort-on-arm64", (1, 0), &["the kernel faulted in nvidia:", "synchronous external abort"], &["rmmod"]),
-    case("public-rcu-stall", (1, 0), &["a processor did not come out of nvidia:", "self-detected stall"], &["rmmod"]),
+    case(
+        "public-rcu-stall",
+        (1, 0),
+        &["a processor did not come out of nvidia: locks that it held may be held still", "self-detected stall"],
+        &["rmmod", "for ever"],
+    ),
     case(
         "public-api-mismatch",
         (1, 0),
         &[
             "nvidia.ko 595.45.04 refused a program with the libraries of driver 595.71.05",
+            "the driver was updated to 595.71.05",
             "Driver/library version mismatch",
         ],
         &["by default: no"],
+    ),
+    case(
+        "public-api-mismatch-image",
+        (1, 0),
+        &["that program brings a libcuda of driver 595.71.05", "none in the image"],
+        &["was updated", "reboot"],
     ),
     case("public-api-mismatch-over", (0, 0), &["USABLE"], &["refused a program", "fix:"]),
     case(
@@ -661,6 +710,8 @@ const CASES: [Case; 142] = [
         &["is a board for mining, and NVIDIA names data-centre and professional GPUs only"],
         &["peer memory: yes", "GPUDirect by default: yes", "fix:"],
     ),
+    case("public-program-fault", (0, 0), &["USABLE"], &["the kernel faulted", "fix:"]),
+    case("public-stall-then-warning", (0, 0), &["USABLE"], &["did not come out", "fix:"]),
     case("public-stall-elsewhere", (0, 0), &["USABLE"], &["did not come out", "fix:"]),
 ];
 
@@ -679,6 +730,70 @@ fn situations_of_public_reports_are_judged_as_is_right() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A recorded machine with other files in it.
+fn changed(name: &str, files: &[(&str, &[u8])]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    recorded::unpack(&tree(name), dir.path()).unwrap();
+    for (path, bytes) in files {
+        let path = dir.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+    dir
+}
+
+/// Daemons are programs of some MiB, and what no script is tells nothing.
+#[test]
+fn programs_of_services_are_not_read_as_scripts() {
+    let program = [&b"\x7fELF"[..], &[0; 2 << 20]].concat();
+    let machine = changed(
+        "public-autoload-cron",
+        &[
+            ("etc/systemd/system/multi-user.target.wants/docker.service", b""),
+            ("usr/lib/systemd/system/docker.service", b"[Service]\nExecStart=/usr/bin/dockerd -H fd://\n"),
+            ("usr/bin/dockerd", &program),
+        ],
+    );
+    let said = unwrapped(&text(&run(machine.path(), &["doctor", "-v"])));
+    assert!(said.contains("@reboot root /sbin/modprobe nvidia-peermem"), "{said}");
+    assert!(!said.contains("setting.unread") && !said.contains("could not be read"), "{said}");
+}
+
+/// Of others no file is read.
+#[test]
+fn a_recording_has_the_services_that_are_enabled() {
+    const SCRIPT: &[u8] = b"#!/bin/sh\nmodprobe nvidia-peermem\n";
+    let machine = changed(
+        "public-autoload-shell",
+        &[("usr/lib/systemd/system/never.service", b"[Service]\nExecStart=/opt/never.sh\n"), ("opt/never.sh", SCRIPT)],
+    );
+    let recording = text(&run(machine.path(), &["record", "a test"]));
+    assert!(recording.contains("/gdr-setup.sh") && recording.contains("multi-user.target.wants/gdr.service"));
+    assert!(!recording.contains("never"), "{recording}");
+}
+
+/// What the cure hangs on is recorded.
+#[test]
+fn a_recording_of_a_public_machine_has_its_cure() {
+    for (name, cure) in [
+        ("public-memlock-flux", "flux.service"),
+        ("public-memlock-crio", "crio.service"),
+        ("public-memlock-podman", "podman run"),
+        ("public-memlock-influxdb", "in their unit"),
+        ("public-ostree", "rpm-ostree install"),
+        ("public-microos", "transactional-update pkg install"),
+        ("public-api-mismatch", "was updated to 595.71.05"),
+        ("public-stall-then-warning", "USABLE"),
+        ("public-blacklist-overridden", "Begin with: modprobe nvidia-peermem"),
+    ] {
+        let again = tempfile::tempdir().unwrap();
+        let file = again.path().join("again.tree");
+        std::fs::write(&file, run(&tree(name), &["record", "again"]).stdout).unwrap();
+        let said = unwrapped(&text(&run(&file, &["doctor"])));
+        assert!(said.contains(cure), "{name}: {said}");
+    }
 }
 
 #[test]
@@ -799,17 +914,19 @@ fn nvshmem_is_judged_as_its_versions_do() {
     // IBGDA is for mlx5, whatever its devices are called (deepseek-ai/DeepEP#759).
     for (tree, line, wanted) in [
         ("public-irdma", "env NVSHMEM_IB_ENABLE_IBGDA=1 ./t", ": no, GPU"),
-        ("public-irdma", "env NVSHMEM_REMOTE_TRANSPORT=ibgda ./t", ": no, GPU"),
+        ("public-irdma", "env NVSHMEM_REMOTE_TRANSPORT=IBDEVX ./t", ": no, GPU"),
         ("public-irdma", "./t", ": yes"),
         ("public-named-rails", "env NVSHMEM_IB_ENABLE_IBGDA=1 ./t", ": yes"),
         ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=gpunetio ./t", ": unknown"),
-        // The transport's name has IBGDA as the variable does, so that its handler counts.
-        (
-            "one-pair",
-            "env NVSHMEM_REMOTE_TRANSPORT=ibgda NVSHMEM_IBGDA_NIC_HANDLER=gpu ./t",
-            "needs PeerMappingOverride=1",
-        ),
-        ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=ibgda ./t", "from 3.4.5 on"),
+        ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=NONE ./t", ": no, GPU"),
+        ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=none NVSHMEM_IB_ENABLE_IBGDA=1 ./t", ": yes"),
+        ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=UCX ./t", ": unknown"),
+        ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=ibcr ./t", ": unknown"),
+        // No transport has that name: IBGDA comes by its own variable, beside the transport.
+        ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=ibgda ./t", ": unknown"),
+        ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=ibgda ./t", "set NVSHMEM_IB_ENABLE_IBGDA=1"),
+        ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=IBGDA NVSHMEM_IBGDA_NIC_HANDLER=gpu ./t", ": unknown"),
+        ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=ibgda NVSHMEM_IB_ENABLE_IBGDA=1 ./t", "from 3.4.5 on"),
         ("one-pair", "env NVSHMEM_REMOTE_TRANSPORT=ibrc NVSHMEM_IBGDA_NIC_HANDLER=gpu ./t", ": yes"),
     ] {
         let said = of_command(tree, "consumers.nvshmem", &line.split(' ').collect::<Vec<_>>()).1;
