@@ -184,6 +184,7 @@ fn run_gates(lab: &Lab, built: &Built) -> Result<Found> {
     // checkpatch would complain that the stand-ins ask for kernel versions and have licences that
     // it does not know. They are external modules built for several kernels, and one of them has a
     // foreign licence.
+    checkpatch.args(["--typedefsfile", "ci/qemu/nvidia-types.txt"]);
     checkpatch.args(["--ignore", "LINUX_VERSION_CODE,MODULE_LICENSE", "-f"]);
     let files = sh::git(lab, &["ls-files", "--cached", "--others", "--exclude-standard", "ci/qemu/*.[ch]"])?;
     let files: Vec<&str> = files.lines().filter(|file| lab.repo.join(file).exists()).collect();
