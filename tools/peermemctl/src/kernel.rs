@@ -81,7 +81,7 @@ pub const OFED_SOURCES: &str = "/usr/src/ofa_kernel";
 pub fn configuration(root: &Root, release: &str) -> Option<(String, String)> {
     let dir = modules_dir(release);
     let files = [format!("/boot/config-{release}"), format!("{dir}/config"), format!("{dir}/build/.config")];
-    files.into_iter().find_map(|file| root.text(&file).ok().map(|text| (file, text)))
+    files.into_iter().find_map(|file| root.text_once(&file).ok().map(|text| (file, text.to_string())))
 }
 
 /// Returns whether verdicts look for a line of a kernel's configuration.

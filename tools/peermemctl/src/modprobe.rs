@@ -133,7 +133,7 @@ fn by_command_line(root: &Root, starts: &[&str], module: &str) -> Option<Line> {
 /// of 7.2), with underscores in the module's name.
 fn by_kernel(root: &Root, module: &str) -> Option<Line> {
     let words = root.line(COMMAND_LINE).unwrap_or_default();
-    let last = words.split_ascii_whitespace().filter(|word| word.starts_with(KERNEL_LIST)).next_back()?;
+    let last = words.split_ascii_whitespace().rfind(|word| word.starts_with(KERNEL_LIST))?;
     let is_in_it = last.strip_prefix(KERNEL_LIST)?.split(',').any(|name| name == module);
     is_in_it.then(|| Line { file: COMMAND_LINE.to_owned(), text: last.to_owned() })
 }

@@ -3,13 +3,13 @@
 
 use rustix::fs::Access;
 use rustix::io::Errno;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{mpsc, Mutex, PoisonError};
+use std::sync::{mpsc, Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -57,6 +57,8 @@ pub struct Root {
     live: bool,
     /// Files of which only the beginning was read.
     cut: Mutex<BTreeSet<String>>,
+    /// What [`Root::text_once`] has read.
+    read: Mutex<BTreeMap<String, Result<Arc<str>, Missing>>>,
     /// Where a recorded machine is unpacked; it goes with this.
     _unpacked: Option<TempDir>,
 }
@@ -94,7 +96,13 @@ impl Root {
     /// `/` is this machine; anything else is a recorded tree, for which nothing is run and nothing
     /// outside is read.
     pub fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_path_buf(), live: dir == Path::new("/"), cut: Mutex::default(), _unpacked: None }
+        Self {
+            dir: dir.to_path_buf(),
+            live: dir == Path::new("/"),
+            cut: Mutex::default(),
+            read: Mutex::default(),
+            _unpacked: None,
+        }
     }
 
     /// A recorded machine that was unpacked into this folder.
@@ -131,6 +139,18 @@ impl Root {
             self.cut.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned());
         }
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Returns the content of a file that does not change while this program runs. Each pair of GPU
+    /// and NIC asks for it, and it is read once.
+    pub fn text_once(&self, path: &str) -> Result<Arc<str>, Missing> {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = read.get(path) {
+            return known.clone();
+        }
+        let text = self.text(path).map(Arc::from);
+        read.insert(path.to_owned(), text.clone());
+        text
     }
 
     /// Returns the text of a script. Of a program of another kind no more than two bytes are read.

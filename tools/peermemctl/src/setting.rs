@@ -486,8 +486,11 @@ fn is_name_of_vgpu(name: &str) -> bool {
 /// Returns whether the driver of an EFA takes GPU memory without a peer-memory core, as its own says in
 /// sysfs.
 pub fn takes_by_itself(machine: &Machine, nic: &RdmaDevice) -> bool {
+    if vendor(nic) != Vendor::Efa {
+        return false;
+    }
     let p2p = machine.root.line(&format!("/sys/class/infiniband/{}/device/p2p", nic.name)).unwrap_or_default();
-    vendor(nic) == Vendor::Efa && p2p.starts_with("NVIDIA")
+    p2p.starts_with("NVIDIA")
 }
 
 /// Returns the family of this instance of Amazon's, if its hardware lets no EFA reach GPU memory.
