@@ -2,7 +2,7 @@
 //! The words of the kernel log that verdicts look for, in one place: what has none of them is neither
 //! read nor recorded. Each was read in the source that writes it; "7.2" is Linux 7.2.13.
 
-/// What a fault of the kernel begins with, and what that means: kernel/watchdog.c,
+/// The words with which a fault of the kernel begins, and what they mean: kernel/watchdog.c,
 /// arch/x86/mm/fault.c, arch/x86/kernel/traps.c, arch/x86/kernel/dumpstack.c and
 /// arch/arm64/mm/fault.c of 7.2. "kernel BUG at" of lib/bug.c's callers, "Internal error" of
 /// arch/arm64/kernel/traps.c, and the stalls of kernel/rcu/tree_stall.h come before such lines,
@@ -21,12 +21,13 @@ pub const FAULTS: [(&str, &str); 11] = [
     ("detected stalls", STUCK),
     ("Oops", FAULTED),
 ];
-/// What may be over when it is read.
+/// The meaning of a fault that may be over when it is read.
 pub const STUCK: &str = "a processor did not come out of";
 const FAULTED: &str = "the kernel faulted in";
-/// What the line of a program's own fault begins with: arch/x86/kernel/traps.c of 7.2.
+/// The word with which the line of a program's own fault begins (arch/x86/kernel/traps.c of 7.2).
 pub const OF_PROGRAM: &str = "traps: ";
-/// What the line of a warning begins with, whose stack says where, too: kernel/panic.c of 7.2.
+/// The word with which the line of a warning begins (kernel/panic.c of 7.2). Its stack has a line
+/// that says where, too, which must not be taken for that of a fault.
 pub const WARNING: &str = "WARNING: ";
 
 /// An access that an IOMMU blocked: drivers/iommu/intel/dmar.c, amd/iommu.c and arm/arm-smmu-v3 of 7.2.
@@ -87,7 +88,7 @@ const TOPICS: [&str; 10] =
 const SETTINGS: [&str; 2] = ["memlock", "irdma"];
 /// Modules that GPU memory goes through, beside those of the topics.
 const OTHERS: [&str; 2] = ["[gdrdrv", "[efa"];
-/// What the line of a fault begins with that says where, in whatever module.
+/// The words with which the line begins that says where a fault was, in whatever module.
 pub const WHERE: [&str; 2] = ["RIP: ", "pc : "];
 
 /// Returns whether a line of the log or of configuration is about GPUs or RDMA. A kernel command line

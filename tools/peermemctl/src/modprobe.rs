@@ -102,11 +102,11 @@ fn loads_nothing(command: &str) -> bool {
     !loader && first.is_some_and(|first| IDLE.contains(&name(first).as_str()))
 }
 
-/// What words of the kernel's command line begin with that list modules to load: systemd's, then
+/// The beginnings of words of the kernel's command line that list modules to load: systemd's, then
 /// dracut's.
 const LOADED_LISTS: [&str; 5] =
     ["modules_load=", "modules-load=", "rd.modules_load=", "rd.driver.pre=", "rd.driver.post="];
-/// The same of modules that are kept out: modprobe's, and the kernel's own.
+/// The beginnings of words that list modules to keep out: modprobe's, and the kernel's own.
 const ALIAS_LIST: &str = "modprobe.blacklist=";
 const KERNEL_LIST: &str = "module_blacklist=";
 
@@ -143,9 +143,9 @@ fn by_kernel(root: &Root, module: &str) -> Option<Line> {
 pub enum Block {
     /// By alias and at boot only; `modprobe NAME` loads it.
     Alias,
-    /// Always, by modprobe.
+    /// Modprobe never loads it.
     Always,
-    /// By the kernel, whoever loads it.
+    /// The kernel refuses it, whoever loads it.
     Kernel,
 }
 
@@ -527,7 +527,7 @@ mod tests {
         }
     }
 
-    /// As hardening guides and installers write them.
+    /// Checks lines as hardening guides and installers write them.
     #[test]
     fn what_keeps_a_module_out_is_found() {
         let found = |path: &str, text: &str| {

@@ -57,7 +57,7 @@ pub struct Root {
     live: bool,
     /// Files of which only the beginning was read.
     cut: Mutex<BTreeSet<String>>,
-    /// What [`Root::text_once`] has read.
+    /// The files that [`Root::text_once`] has read, and what became of them.
     read: Mutex<BTreeMap<String, Result<Arc<str>, Missing>>>,
     /// Where a recorded machine is unpacked; it goes with this.
     _unpacked: Option<TempDir>,

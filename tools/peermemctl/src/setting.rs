@@ -27,7 +27,8 @@ const MICROOS: &str = "openSUSE MicroOS";
 const FEDORA_COREOS: &str = "Fedora CoreOS";
 const OSTREE: &str = "this system of ostree";
 
-/// What says that a system was booted from an image of ostree, and what adds packages to it.
+/// The file that says that a system was booted from an image of ostree, and the program that adds
+/// packages to it.
 pub const OSTREE_BOOTED: &str = "/run/ostree-booted";
 pub const RPM_OSTREE: &str = "/usr/bin/rpm-ostree";
 
@@ -283,7 +284,8 @@ pub const CGROUPS: [&str; 10] = [
     "/garden/",
     "/ecs/",
 ];
-/// Where the manager of a container says what it is (systemd), and where Podman says it.
+/// The file in which the manager of a container says what it is, as systemd asks for it, and the
+/// file in which Podman says it.
 pub const NSPAWN: &str = "/run/systemd/container";
 pub const PODMAN: &str = "/run/.containerenv";
 
@@ -537,7 +539,7 @@ pub fn vendor(nic: &RdmaDevice) -> Vendor {
 mod tests {
     use super::*;
 
-    /// As nvidia-smi has them in guests, and boards whose names end alike.
+    /// Checks names that nvidia-smi has in guests, and names of boards that end alike.
     #[test]
     fn a_vgpu_is_known_by_its_name() {
         for (name, wanted) in [

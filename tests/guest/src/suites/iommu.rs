@@ -229,7 +229,8 @@ fn fence_fails(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// With `fault` the NIC goes on, and its own state of the region is `left`.
+/// Frees memory while the NIC has `fault`. The fence has no effect then, and `left` is what the NIC
+/// says of the region afterwards. Behind an IOMMU nothing is written all the same.
 fn fence_without_effect(fault: &str, left: &str) -> Result<()> {
     // A buffer of this size shares its memory with no other.
     const SIZE: usize = 2 * MIB;

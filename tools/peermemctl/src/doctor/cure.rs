@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(all, catalogue::CHECKS.len());
     }
 
-    /// Systems that take packages into their next boot, and one that takes none.
+    /// Checks systems that take packages into their next boot, and two that take none.
     #[test]
     fn an_image_that_takes_packages_is_told_how() {
         let empty = tempfile::tempdir().unwrap();

@@ -98,7 +98,7 @@ fn of_family(machine: &Machine) -> Option<Check> {
     })
 }
 
-/// By what WSL asks Windows for its GPU (drivers/hv/dxgkrnl of Microsoft's kernel).
+/// The device by which WSL asks Windows for its GPU (drivers/hv/dxgkrnl of Microsoft's kernel).
 pub const WSL: &str = "/dev/dxg";
 
 fn no_gpu(machine: &Machine) -> Check {

@@ -28,11 +28,11 @@ enum Asks {
     Reset,
     /// RESTART_BM.
     Reboot,
-    /// RESTART_VM.
+    /// The catalogue has RESTART_VM.
     Guest,
     /// A workflow of the catalogue, which may end in a reset.
     Workflow(&'static str),
-    /// CHECK_MECHANICALS.
+    /// The catalogue has CHECK_MECHANICALS.
     Power,
 }
 
@@ -68,8 +68,8 @@ const FATAL_XIDS: [(u32, &str, Asks); 26] = [
     (158, "fatal timeout of the GPU", Asks::Reset),
 ];
 const NVLINK5: Asks = Asks::Workflow("WORKFLOW_NVLINK5_ERR");
-/// The Xids for which that column has RESTART_APP, IGNORE, or another Xid that comes with them:
-/// from and to.
+/// The Xids for which that column has RESTART_APP, IGNORE, or another Xid that comes with them. Each
+/// pair is the first and the last of a range.
 const HARMLESS_XIDS: [(u32, u32); 24] = [
     (8, 8),
     (11, 11),
@@ -286,7 +286,7 @@ fn fault(machine: &Machine) -> Option<Check> {
 #[derive(PartialEq, Eq, Debug)]
 struct Fault<'a> {
     what: &'static str,
-    /// Its first line, and the one that says where.
+    /// The first line of the fault. The field after it is the line that says where it was.
     head: &'a str,
     at: &'a str,
     module: &'static str,
@@ -294,7 +294,7 @@ struct Fault<'a> {
 
 /// Returns the last fault in a module that GPU memory goes through, of lines with their times.
 fn last_fault<'a>(lines: impl Iterator<Item = (u64, &'a str)>) -> Option<Fault<'a>> {
-    /// Where it was is written at once, in microseconds.
+    /// The kernel writes where a fault was within this time, in microseconds.
     const AT_ONCE: u64 = 2_000_000;
     const MODULES: [&str; 13] = [
         "nvidia_peermem",
@@ -661,7 +661,7 @@ mod tests {
         }
     }
 
-    /// A line that says where is of the fault just before it, and of nothing else.
+    /// Checks that a line that says where is taken for the fault just before it, and for no other.
     #[test]
     fn where_a_fault_was_is_of_that_fault() {
         const AT: &str = "RIP: 0010:nv_open+0x1/0x2 [nvidia]";
@@ -695,7 +695,7 @@ mod tests {
         }
     }
 
-    /// What the catalogue asks for at once is not called harmless.
+    /// Checks that no Xid is called harmless for which the catalogue asks for an action at once.
     #[test]
     fn no_xid_is_both_fatal_and_harmless() {
         let both: Vec<u32> = FATAL_XIDS.iter().map(|(number, ..)| *number).filter(|n| is_harmless(*n, "")).collect();

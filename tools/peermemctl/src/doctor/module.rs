@@ -299,6 +299,7 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
     const GPL_ONLY: &str = "GPL-only symbols";
     const NO_API: &str = "has no peer-memory API";
     const REBUILD: &str = "make clean; make; make install";
+    const HEADERS: &str = "make clean; make; make install, with the headers of the running kernel";
     const VALUE: &str = "correct the options line in /etc/modprobe.d, then modprobe nvidia-peermem";
     const CAUSES: [(&str, &str, &str); 15] = [
         (
@@ -310,13 +311,9 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
             // kernel/module/main.c of 7.2.
             "section size must match",
             "it was built against the headers of another kernel",
-            "make clean; make; make install, with the headers of the running kernel",
+            HEADERS,
         ),
-        (
-            "symbol module_layout",
-            "it was built against the headers of another kernel",
-            "make clean; make; make install, with the headers of the running kernel",
-        ),
+        ("symbol module_layout", "it was built against the headers of another kernel", HEADERS),
         ("is rejected", "the kernel did not accept its signature", SIGN),
         ("module loading is restricted", "the kernel did not accept its signature", SIGN),
         (NO_DRIVER, "nvidia.ko was not loaded", "modprobe nvidia && modprobe nvidia-peermem"),
@@ -377,7 +374,7 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
     None
 }
 
-/// What only drivers have that pin persistently.
+/// The function by which the driver pins persistently. Only drivers from 550 on have it.
 const PERSISTENT: &str = "nvidia_p2p_get_pages_persistent";
 
 /// Returns the symbol that a line says nobody has: "nvidia_peermem: Unknown symbol NAME (err -2)",
