@@ -451,14 +451,6 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp, void *pin,
 
 /* --- resource manager: DMA --- */
 
-static nv_dma_device_t dma_device(struct device *dev)
-{
-	return (nv_dma_device_t){
-		.dev = dev,
-		.addressable_range.limit = *dev->dma_mask,
-	};
-}
-
 int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap, u64 len, u64 *addr)
 {
 	nv_dma_device_t to = dma_device(peer), of = dma_device(&gpu->pdev->dev);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Between NVIDIA's own files, what they stand on (front.c, front_dmabuf.c) and what stands on them (exports.c). */
+/*
+ * Between NVIDIA's own files, what they stand on (front.c, front_dmabuf.c) and what
+ * stands on them (exports.c).
+ */
 #ifndef NVLAB_FRONT_H
 #define NVLAB_FRONT_H
 
@@ -23,6 +26,14 @@ static inline NV_STATUS status_of(int err)
 	default:
 		return NV_ERR_INVALID_STATE;
 	}
+}
+
+static inline nv_dma_device_t dma_device(struct device *dev)
+{
+	return (nv_dma_device_t){
+		.dev = dev,
+		.addressable_range.limit = *dev->dma_mask,
+	};
 }
 
 /*

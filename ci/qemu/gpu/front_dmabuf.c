@@ -7,16 +7,16 @@
  * handles that come 128 at a time, duplicates of the memory objects, what is mapped by
  * the first attachment and shared by the next, how the list is made, and which locks
  * are held meanwhile. Sources of the functions here:
- * - rm_dma_buf_*: src/nvidia/arch/nvalloc/unix/src/osapi.c, as docs/facts.md has it. A
- *   handle need not be mapped anywhere, nor fit for peer-to-peer pins. BAR1 is mapped
- *   for each handle anew, one range for each run, against the reserve of all pins.
+ * - rm_dma_buf_*: src/nvidia/arch/nvalloc/unix/src/osapi.c. A handle need not be
+ *   mapped anywhere, nor fit for peer-to-peer pins. BAR1 is mapped for each handle anew,
+ *   one range for each run, against the reserve of all pins.
  * - the locks: those of rm.c, which has one for all GPUs.
  *
  * Chosen on the strict side, because it was not read: addresses are fetched when an
  * importer maps, never at the export. Mapping takes the time of a pin.
  *
  * Left out: MIG; NVIDIA's handles of clients and devices, for which the client of the
- * lab's device node stands; that one of several GPUs' locks is free.
+ * lab's device node stands; a lock for each GPU, as rm.c has one for all.
  */
 #include <linux/dma-buf.h>
 #include <linux/fdtable.h>
@@ -270,15 +270,18 @@ static nv_state_t *record_of(struct nvlab_client *client, struct nvlab_gpu *gpu,
 
 	if (mem)
 		nvlab_mem_put(mem);
+	/* A buffer keeps its GPU bound, so none reads a record that changes here. */
 	mutex_lock(&records_lock);
-	record->dma = (nv_dma_device_t){
-		.dev = &gpu->pdev->dev,
-		.addressable_range.limit = *gpu->pdev->dev.dma_mask,
-	};
-	nv->gpu_id = gpu->index;
-	nv->dma_dev = &record->dma;
-	nv->dma_buf_supported = NV_TRUE;
-	nv->coherent = nv == &record->coherent;
+	if (record->dma.dev != &gpu->pdev->dev) {
+		record->dma = dma_device(&gpu->pdev->dev);
+		record->video.gpu_id = gpu->index;
+		record->coherent.gpu_id = gpu->index;
+		record->video.dma_dev = &record->dma;
+		record->coherent.dma_dev = &record->dma;
+		record->video.dma_buf_supported = NV_TRUE;
+		record->coherent.dma_buf_supported = NV_TRUE;
+		record->coherent.coherent = NV_TRUE;
+	}
 	mutex_unlock(&records_lock);
 	return nv;
 }

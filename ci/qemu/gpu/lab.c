@@ -48,7 +48,7 @@ static const char * const counter_names[NVLAB_ACCOUNT_COUNT] = {
 	/* Gauges. */
 	[NVLAB_ACCOUNT_LIVE_PINS] = "live_pins",	/* revocable pins */
 	[NVLAB_ACCOUNT_LIVE_PERSISTENT] = "live_persistent",
-	/* DMA mappings made by dma_map_pages, or by importers of dma-bufs */
+	/* DMA mappings made by dma_map_pages, and handles of dma-bufs that are mapped */
 	[NVLAB_ACCOUNT_LIVE_MAPPINGS] = "live_mappings",
 	/* memory not yet given back: held by a handle, a persistent pin or a dma-buf */
 	[NVLAB_ACCOUNT_LIVE_ALLOCATIONS] = "live_allocations",
@@ -79,7 +79,7 @@ static const char * const counter_names[NVLAB_ACCOUNT_COUNT] = {
 	[NVLAB_ACCOUNT_DMA_UNMAPS] = "dma_unmaps",
 	[NVLAB_ACCOUNT_DMA_UNMAPS_NOT_FOUND] = "dma_unmaps_not_found",
 	[NVLAB_ACCOUNT_DMA_BUFS] = "dma_bufs",	/* exported */
-	[NVLAB_ACCOUNT_DMA_BUF_MAPS] = "dma_buf_maps",	/* by importers */
+	[NVLAB_ACCOUNT_DMA_BUF_MAPS] = "dma_buf_maps",	/* of handles */
 	[NVLAB_ACCOUNT_CALLBACKS] = "callbacks",
 	/* calls by the owner of the RM API lock, answered -EIO */
 	[NVLAB_ACCOUNT_REENTRIES] = "reentries",

@@ -8,9 +8,9 @@
  * every access of a NIC to 64 KiB that no extent maps is a violation: it is
  * counted, the first one is logged, a write is lost and a read finds ones. A
  * live persistent pin holds the module, as it holds the real driver. An unbind
- * takes the GPU off the list first and then waits until nobody uses it. A
- * persistent pin that is put after that leaves its reference behind, and the
- * unbind never ends (docs/facts.md#persistent).
+ * takes the GPU off the list first and then waits until nobody uses it, as in 595.
+ * A persistent pin that is put after that, or a dma-buf that ends, leaves its
+ * reference behind, and the unbind never ends (docs/facts.md#persistent).
  *
  * Extents are looked at, not MRs: an MR whose own pin is gone is no violation
  * while another live pin holds the extent, or a later one has its addresses.

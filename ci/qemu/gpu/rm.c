@@ -17,8 +17,8 @@
  * the allocation's duplicate, which all persistent pins share. What is mapped
  * is counted for each client, and for the driver itself, and the space check of
  * a new extent knows its own count only. A duplicate that fails is no lack of
- * memory to the caller, but -EIO. The exports of dma-buf are
- * in front_dmabuf.c, and in odd_dmabuf.c.
+ * memory to the caller, but -EIO. The exports of dma-buf are in front_dmabuf.c,
+ * and in odd_dmabuf.c.
  *
  * Left out: memory at two addresses at once; MIG, vGPU and confidential computing beyond their error codes; VA
  * spaces and tokens (both must be zero with today's callers, and are ignored);

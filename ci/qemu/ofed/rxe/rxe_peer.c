@@ -41,7 +41,8 @@
  * cache, UMR work requests (small MRs are made by one, without the lock for new
  * keys), pages above 2 GiB, ATS, DMA that outlives a deregistration because the
  * PCIe fabric reorders it; drivers that never activate the notifier; whether the
- * key of a lost MR still works.
+ * key of a lost MR still works; that a NIC whose fences fail for good makes no new
+ * key either.
  */
 #include <linux/debugfs.h>
 #include <linux/delay.h>
