@@ -170,7 +170,7 @@ impl Row {
         let Row { gpu_mib, memory_mib, clock, cpus, .. } = *self;
         let cpu = self.cpu.as_deref().map(|cpu| if cpu == "counted" { COUNTED_CPU } else { cpu }.to_string());
         // Other boots, and other programs of the host, may run at the same time.
-        let limit = Duration::from_secs((6 * self.seconds).max(300));
+        let limit = Duration::from_secs((12 * self.seconds).max(900));
         let new = Boot::new(&self.name, &suites.join(","));
         let mut boot = Boot { gpus, nics, iommu, edu, gpu_mib, memory_mib, cpu, clock, cpus, limit, ..new };
         boot.append.extend(self.words.iter().cloned());
