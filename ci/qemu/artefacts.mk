@@ -172,9 +172,12 @@ lines := $(if $(filter fast-7.2,$(KERNEL)),KRUSTFLAGS=-Cdebuginfo=line-tables-on
 # kernel's crates stay as they are.
 lines += $(if $(filter kcsan-7.2,$(KERNEL)),KRUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer \
 	$(addprefix -Cllvm-args=-tsan-,compound-read-before-write=1 distinguish-volatile=1)')
+# What a module is made of that calls others: their symbols. What these do inside does not change it,
+# and the headers of NVIDIA's driver are those of its source.
+symbols = $(foreach part,$(sort $(1)),$(K)/$(part)/Module.symvers) $(if $(filter gpu,$(1)),$(S)/nvidia_front-source)
 # Arguments: the RDMA core's part, the driver's part, the crate `kernel` (empty: preflight chooses).
 define build-ours
-	@$(module) $(ours-of) $(S)/nvidia_c-source $(deps) $(K)/$(1) $(K)/$(2) "=$(lines)$(3)" -- $(make-in) . \
+	@$(module) $(ours-of) $(S)/nvidia_c-source $(deps) $(call symbols,$(1) $(2)) "=$(lines)$(3)" -- $(make-in) . \
 		OFED=$(CURDIR)/$(K)/$(1) NVIDIA="$(CURDIR)/$(K)/$(2) $(CURDIR)/$(S)/nvidia_c-source" \
 		DEPS=$(deps) KERNEL_CRATE=$(3) $(lines)
 endef
@@ -187,7 +190,7 @@ lite: kernel $(neighbours) nvidia_c-source deps
 
 # A driver of one's own on the same source.
 sample: kernel gpu
-	@$(module) $(ours-of) samples $(K)/gpu -- $(make-in) . sample NVIDIA=$(CURDIR)/$(K)/gpu
+	@$(module) $(ours-of) samples $(call symbols,gpu) -- $(make-in) . sample NVIDIA=$(CURDIR)/$(K)/gpu
 
 ours-closed: kernel ofed gpu-closed nvidia_c-source deps
 	$(call build-ours,ofed,gpu-closed,)
@@ -201,7 +204,7 @@ ours-tegra: kernel tegra deps
 
 # NVIDIA's C module, as it is.
 nvidia_c: kernel ofed gpu $(theirs)
-	@$(keep) $(KERNEL)/$@ "=$(compilers)" $(K)/kernel $(K)/ofed $(K)/gpu $(S)/$(theirs) $(q)/nvidia_c.sh -- \
+	@$(keep) $(KERNEL)/$@ "=$(compilers)" $(K)/kernel $(call symbols,ofed gpu) $(S)/$(theirs) $(q)/nvidia_c.sh -- \
 		$(q)/nvidia_c.sh $(S)/$(theirs) $(K) $(kbuild)
 
 # What programs of another architecture are built with, and what of Debian's runs beside them. The

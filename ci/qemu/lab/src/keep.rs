@@ -180,7 +180,8 @@ fn lock(path: &Path, what: &str) -> Result<File> {
 }
 
 /// Copies the products of a part that others use from its working folder to `dir`. It skips `src`,
-/// into which the part's sources were copied.
+/// into which the part's sources were copied. `Module.symvers` names modules by their path, from
+/// which that folder is taken away: each checkout's says the same.
 fn publish(work: &Path, dir: &Path) -> Result<()> {
     let tmp = dir.with_extension(std::process::id().to_string());
     let mut any = false;
@@ -192,6 +193,9 @@ fn publish(work: &Path, dir: &Path) -> Result<()> {
             let to = tmp.join(path.strip_prefix(work)?);
             fs::create_dir_all(to.parent().unwrap_or(&tmp))?;
             fs::copy(path, &to).with_context(|| format!("cannot copy {}", path.display()))?;
+            if name == "Module.symvers" {
+                fs::write(&to, fs::read_to_string(path)?.replace(&format!("{}/", work.display()), ""))?;
+            }
             any |= product;
         }
     }
@@ -311,6 +315,19 @@ mod tests {
         fs::write(lab.repo.join("in/a"), "two").unwrap();
         keep(&["in"], BUILD).run(&lab).unwrap();
         assert_ne!(second(), before);
+    }
+
+    #[test]
+    fn a_list_of_symbols_is_the_same_in_each_checkout() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |name: &str| {
+            let lab = lab(dir.path(), name);
+            let says = format!("{BUILD}; printf '0x1\\tf\\t%s/src/m\\n' \"$OUT\" >$OUT/Module.symvers");
+            keep(&["in", &format!("={name}")], &says).run(&lab).unwrap();
+            fs::read_to_string(lab.build.join("k/x/Module.symvers")).unwrap()
+        };
+        assert_eq!(of("first"), "0x1\tf\tsrc/m\n");
+        assert_eq!(of("second"), of("first"));
     }
 
     #[test]
