@@ -151,10 +151,15 @@ tegra: kernel ofed
 mainline: kernel pcie
 	@$(module) $(call component,ofed) $(K)/pcie -- $(make-in) $(q)/ofed $(linux-src) $(call symvers,pcie) MAINLINE=1
 
-# On NVIDIA's own nv-p2p.c and nv-dma.c.
-gpu: kernel pcie nvidia_front-source
-	@$(module) $(call component,gpu) $(K)/pcie $(S)/nvidia_front-source -- $(make-in) $(q)/gpu $(call symvers,pcie) \
-		NVIDIA=$(CURDIR)/$(S)/nvidia_front-source
+# NVIDIA's own front, with what its probes of the kernel found.
+nvidia_front: kernel nvidia_front-source
+	@$(keep) $(KERNEL)/$@ --in-place --verb probe "=$(compilers)" $(chroot) $(K)/kernel $(S)/nvidia_front-source \
+		$(q)/gpu/probes.mk $(q)/gpu/unused_probes.sh -- \
+		$(make-in) $(q)/gpu -f probes.mk NVIDIA=$(CURDIR)/$(S)/nvidia_front-source
+
+gpu: kernel pcie nvidia_front
+	@$(module) $(call component,gpu) $(K)/pcie $(K)/nvidia_front -- $(make-in) $(q)/gpu $(call symvers,pcie) \
+		NVIDIA=$(CURDIR)/$(K)/nvidia_front
 
 # What NVIDIA's front does not do.
 gpu-odd: kernel pcie
@@ -172,9 +177,9 @@ lines := $(if $(filter fast-7.2,$(KERNEL)),KRUSTFLAGS=-Cdebuginfo=line-tables-on
 # kernel's crates stay as they are.
 lines += $(if $(filter kcsan-7.2,$(KERNEL)),KRUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer \
 	$(addprefix -Cllvm-args=-tsan-,compound-read-before-write=1 distinguish-volatile=1)')
-# What a module is made of that calls others: their symbols. What these do inside does not change it,
-# and the headers of NVIDIA's driver are those of its source.
-symbols = $(foreach part,$(sort $(1)),$(K)/$(part)/Module.symvers) $(if $(filter gpu,$(1)),$(S)/nvidia_front-source)
+# What a module is made of that calls others: their symbols and, of NVIDIA's driver, its headers. What
+# they do inside does not change it.
+symbols = $(foreach part,$(sort $(1)),$(K)/$(part)/Module.symvers) $(if $(filter gpu,$(1)),$(K)/nvidia_front)
 # Arguments: the RDMA core's part, the driver's part, the crate `kernel` (empty: preflight chooses).
 define build-ours
 	@$(module) $(ours-of) $(S)/nvidia_c-source $(deps) $(call symbols,$(1) $(2)) "=$(lines)$(3)" -- $(make-in) . \
