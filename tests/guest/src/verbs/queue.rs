@@ -157,8 +157,10 @@ impl QueuePair {
         )?;
         let mut rts = sys::ibv_qp_attr {
             qp_state: state::IBV_QPS_RTS,
-            // 4.096 us * 2^18 = 1 s, because a debug kernel under emulation answers late.
-            timeout: 18,
+            // 4.096 us * 2^21 = 8.6 s, because an emulated machine may stand still for a second.
+            // Nothing is lost here, and rxe loses count of packets where it sends them again all the
+            // same: a request then ends with its receive flushed, and no completion of its own.
+            timeout: 21,
             retry_cnt: 7,
             rnr_retry: 7,
             max_rd_atomic: 4,
