@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(names, tail.map(|tail| format!("debian-6.12/{tail}")));
         let boot = rows[3].boot(&["smoke".to_string()]);
         assert_eq!(boot.append, ["quiet", "guest.mode=legacy", "guest.nvidia_c=1", "guest.generation=24.10"]);
-        assert_eq!((boot.run.as_str(), boot.gpus, boot.limit), ("smoke", 2, Duration::from_secs(600)));
+        assert_eq!((boot.run.as_str(), boot.gpus, boot.limit), ("smoke", 2, Duration::from_secs(1200)));
     }
 
     #[test]
