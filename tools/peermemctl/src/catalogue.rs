@@ -16,7 +16,7 @@ const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entr
 }
 
 /// All checks, in the order of doctor's sections.
-pub const CHECKS: [Entry; 74] = [
+pub const CHECKS: [Entry; 75] = [
     entry(
         "setting.machine",
         "The kind of machine: architecture, virtual machine, container, where the kernel's modules come from.",
@@ -301,6 +301,11 @@ pub const CHECKS: [Entry; 74] = [
         "log.fault",
         "Faults of the kernel, and processors that do not come out of it, in the modules that GPU memory goes through.",
         "Whoever held a lock then holds it for ever, so registrations hang.",
+    ),
+    entry(
+        "log.pcie",
+        "Uncorrectable errors of PCIe at GPUs, NICs and the ports above them, unless the kernel brought the device back.",
+        "What was under way is lost, and often the device, too: nvidia.ko takes no part in the kernel's recovery.",
     ),
     entry(
         "log.xid",

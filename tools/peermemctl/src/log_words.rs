@@ -33,6 +33,13 @@ pub const WARNING: &str = "WARNING: ";
 /// An access that an IOMMU blocked: drivers/iommu/intel/dmar.c, amd/iommu.c and arm/arm-smmu-v3 of 7.2.
 pub const IOMMU: [&str; 4] = ["DMAR: [DMA", "AMD-Vi: Event logged", "IO_PAGE_FAULT", "arm-smmu"];
 
+/// The words of a line that tells of an uncorrectable error of PCIe: drivers/pci/pcie/aer.c of 7.2. Older
+/// kernels write "Uncorrected".
+pub const PCIE_ERROR: [&str; 2] = ["Bus Error: ", "Uncorrect"];
+/// The end of such an error, as the port above the device reports it: drivers/pci/pcie/err.c of 7.2. Older
+/// kernels have a capital letter.
+pub const PCIE_RECOVERED: &str = "evice recovery successful";
+
 /// What a driver writes of the health of its NIC.
 pub struct Nic {
     /// How lines of it name the driver. Those of an RDMA driver have the PCI function's driver, as
@@ -101,6 +108,8 @@ pub fn is_on_topic(line: &str) -> bool {
         || has(&WHERE)
         || has(&IOMMU)
         || has(&["Error", "Requesting"]) && has(&IRDMA)
+        || PCIE_ERROR.iter().all(|word| line.contains(word))
+        || line.contains(PCIE_RECOVERED)
         || has(&["BUG", "LOCKUP", "handle", "fault", "Oops", "Internal", "stall"])
             && FAULTS.iter().any(|(head, _)| line.contains(head))
         || blocked_task(line).is_some()

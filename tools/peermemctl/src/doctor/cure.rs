@@ -69,7 +69,7 @@ const MODULES: [&str; 24] = [
     "limits.dkms",
     "consumers.operator",
 ];
-const HOST: [&str; 23] = [
+const HOST: [&str; 24] = [
     "fabric.port",
     "module.shut",
     "module.taint",
@@ -85,6 +85,7 @@ const HOST: [&str; 23] = [
     "gpus.dma_buf",
     "fabric.iommu",
     "log.hung",
+    "log.pcie",
     "log.xid",
     "log.api",
     "log.fault",

@@ -2,7 +2,9 @@
 //! What the kernel log says of hung tasks, Xids and NICs, beside this project's own lines.
 
 use crate::check::Check;
-use crate::log_words::{blocked_task, Nic, FAULTS, IOMMU, NICS, OF_PROGRAM, STUCK, WARNING, WHERE};
+use crate::log_words::{
+    blocked_task, Nic, FAULTS, IOMMU, NICS, OF_PROGRAM, PCIE_ERROR, PCIE_RECOVERED, STUCK, WARNING, WHERE,
+};
 use crate::machine::{Machine, NAME};
 use crate::module_file::{self, ModuleFile};
 use crate::nvidia;
@@ -103,6 +105,7 @@ const RECOVERY_XID: u32 = 154;
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = hung(machine).into_iter().collect();
     checks.extend(fault(machine));
+    checks.extend(pcie_error(machine));
     checks.extend(xid(machine));
     checks.extend(other_version(machine));
     checks.extend(nic_health(machine));
@@ -539,11 +542,54 @@ fn address(line: &str) -> Option<&str> {
     line.split_ascii_whitespace().map(|word| word.trim_end_matches(':')).find(|word| pci::is_address(word))
 }
 
-/// Finds accesses of a GPU or a NIC that the IOMMU blocked.
-fn blocked_by_iommu(machine: &Machine) -> Option<Check> {
+/// Returns the NICs and GPUs with their PCI addresses.
+fn devices(machine: &Machine) -> Vec<(String, String)> {
     let of_rdma = machine.rdma.iter().filter_map(|nic| Some((nic.name.clone(), nic.pci.clone()?)));
     let of_gpu = machine.gpus().into_iter().map(|gpu| (format!("GPU {}", gpu.address), gpu.address.clone()));
-    let devices: Vec<(String, String)> = of_rdma.chain(of_gpu).collect();
+    of_rdma.chain(of_gpu).collect()
+}
+
+/// Finds an uncorrectable error of PCIe at a GPU, a NIC or a port above one, after which the kernel did
+/// not bring that device back. nvidia.ko takes no part in that: "can't recover (no error_detected
+/// callback)" (NVIDIA/open-gpu-kernel-modules#1229).
+fn pcie_error(machine: &Machine) -> Option<Check> {
+    let is_on_way = |at: &str, to: &str| {
+        let way = machine.devices.iter().find(|device| device.address == to).map(|device| &device.way);
+        at == to || way.is_some_and(|way| way.iter().any(|port| port == at))
+    };
+    let devices = devices(machine);
+    let mut recovered = BTreeSet::new();
+    for line in machine.log.iter().flatten().rev() {
+        let Some(at) = address(line) else { continue };
+        if line.contains(PCIE_RECOVERED) {
+            recovered.insert(at);
+            continue;
+        }
+        if !PCIE_ERROR.iter().all(|word| line.contains(word)) {
+            continue;
+        }
+        let is_lost = |to: &str| is_on_way(at, to) && !recovered.iter().any(|port| is_on_way(port, to));
+        if let Some((name, _)) = devices.iter().find(|(_, to)| is_lost(to)) {
+            return Some(
+                Check::warn(
+                    "log.pcie",
+                    format!("PCIe lost what {name} sent or was sent, and the kernel did not bring the device back"),
+                    format!(
+                        "{}; if that comes again: {}",
+                        machine.setting.on_host("start what used it again; if it does not answer, reboot"),
+                        machine.setting.on_hardware("look at slot, riser, cable and power")
+                    ),
+                )
+                .seen(format!("kernel log: {line}")),
+            );
+        }
+    }
+    None
+}
+
+/// Finds accesses of a GPU or a NIC that the IOMMU blocked.
+fn blocked_by_iommu(machine: &Machine) -> Option<Check> {
+    let devices = devices(machine);
     let of = |line: &String| {
         if !IOMMU.iter().any(|word| line.contains(word)) {
             return None;
