@@ -304,7 +304,7 @@ pub const CHECKS: [Entry; 75] = [
     ),
     entry(
         "log.pcie",
-        "Uncorrectable errors of PCIe at GPUs, NICs and the ports above them, unless the kernel brought the device back.",
+        "Uncorrectable errors of PCIe at GPUs, NICs and the ports above them, unless the kernel reports that it recovered.",
         "What was under way is lost, and often the device, too: nvidia.ko takes no part in the kernel's recovery.",
     ),
     entry(

@@ -36,9 +36,11 @@ pub const IOMMU: [&str; 4] = ["DMAR: [DMA", "AMD-Vi: Event logged", "IO_PAGE_FAU
 /// The words of a line that tells of an uncorrectable error of PCIe: drivers/pci/pcie/aer.c of 7.2. Older
 /// kernels write "Uncorrected".
 pub const PCIE_ERROR: [&str; 2] = ["Bus Error: ", "Uncorrect"];
-/// The end of such an error, as the port above the device reports it: drivers/pci/pcie/err.c of 7.2. Older
-/// kernels have a capital letter.
+/// How the port above reports the end of such an error, good or bad: drivers/pci/pcie/err.c of 7.2. Older
+/// kernels have a capital letter. Where the port contains errors (DPC) or the firmware takes them first,
+/// this line may be the only one.
 pub const PCIE_RECOVERED: &str = "evice recovery successful";
+pub const PCIE_FAILED: &str = "evice recovery failed";
 
 /// What a driver writes of the health of its NIC.
 pub struct Nic {
@@ -109,7 +111,7 @@ pub fn is_on_topic(line: &str) -> bool {
         || has(&IOMMU)
         || has(&["Error", "Requesting"]) && has(&IRDMA)
         || PCIE_ERROR.iter().all(|word| line.contains(word))
-        || line.contains(PCIE_RECOVERED)
+        || line.contains("evice recovery ") && has(&[PCIE_RECOVERED, PCIE_FAILED])
         || has(&["BUG", "LOCKUP", "handle", "fault", "Oops", "Internal", "stall"])
             && FAULTS.iter().any(|(head, _)| line.contains(head))
         || blocked_task(line).is_some()
@@ -150,6 +152,8 @@ mod tests {
         for (head, _) in FAULTS {
             assert!(is_on_topic(&format!("{head} x")), "{head}");
         }
+        assert!(is_on_topic(&format!("pci 0000:01:00.0: PCIe {}severity={}able", PCIE_ERROR[0], PCIE_ERROR[1])));
+        assert!([PCIE_RECOVERED, PCIE_FAILED].iter().all(|words| is_on_topic(&format!("AER: d{words}"))));
         assert!(is_on_topic("RIP: 0010:mlx5_ib_invalidate_range+0x1d0/0x5e0 [mlx5_ib]"));
         assert!(is_on_topic("4,902,90000002,-;WARNING: mm/memory.c:1 at f+0x1/0x2, CPU#3: x/77"));
         assert!(!is_on_topic("Kernel command line: root=/dev/nvidia") && !is_on_topic("usb 1-1: new device"));

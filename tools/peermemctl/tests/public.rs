@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 154] = [
+const CASES: [Case; 155] = [
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -382,8 +382,9 @@ const CASES: [Case; 154] = [
     case("public-bnxt-firmware", (1, 0), &["bnxt_en reported that 0000:18:00.0 is not healthy"], &["mlxfwreset"]),
     case("public-iommu-fault", (1, 0), &["the IOMMU blocked an access of mlx5_0", "iommu=pt"], &[]),
     case("public-iommu-fault-amd", (1, 0), &["the IOMMU blocked an access of mlx5_0", "iommu=pt"], &[]),
-    case("public-pcie-error", (1, 0), &["PCIe lost what GPU 0000:19:00.0 sent", "reboot"], &[]),
-    case("public-pcie-port", (1, 0), &["PCIe lost what mlx5_0 sent"], &[]),
+    case("public-pcie-error", (1, 0), &["PCIe lost transfers of GPU 0000:19:00.0 by", "reboot"], &[]),
+    case("public-pcie-port", (1, 0), &["PCIe lost transfers of mlx5_0 by"], &[]),
+    case("public-pcie-contained", (1, 0), &["PCIe lost transfers of mlx5_0", "GPU 0000:19:00.0 by"], &[]),
     case("public-pcie-recovered", (0, 0), &[], &["PCIe lost"]),
     // Of locked memory: other batch systems, containers and managers.
     case(

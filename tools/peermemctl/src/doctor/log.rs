@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the kernel log says of hung tasks, Xids and NICs, beside this project's own lines.
+//! What the kernel log says of hung tasks, Xids, PCIe and NICs, beside this project's own lines.
 
 use crate::check::Check;
 use crate::log_words::{
-    blocked_task, Nic, FAULTS, IOMMU, NICS, OF_PROGRAM, PCIE_ERROR, PCIE_RECOVERED, STUCK, WARNING, WHERE,
+    blocked_task, Nic, FAULTS, IOMMU, NICS, OF_PROGRAM, PCIE_ERROR, PCIE_FAILED, PCIE_RECOVERED, STUCK, WARNING, WHERE,
 };
 use crate::machine::{Machine, NAME};
 use crate::module_file::{self, ModuleFile};
@@ -549,42 +549,57 @@ fn devices(machine: &Machine) -> Vec<(String, String)> {
     of_rdma.chain(of_gpu).collect()
 }
 
-/// Finds an uncorrectable error of PCIe at a GPU, a NIC or a port above one, after which the kernel did
-/// not bring that device back. nvidia.ko takes no part in that: "can't recover (no error_detected
-/// callback)" (NVIDIA/open-gpu-kernel-modules#1229).
+/// Finds GPUs and NICs with an uncorrectable error of PCIe, at themselves or at a port above them, after
+/// which the kernel did not report that it recovered. nvidia.ko takes no part in that: "can't recover (no
+/// error_detected callback)" (NVIDIA/open-gpu-kernel-modules#1229).
 fn pcie_error(machine: &Machine) -> Option<Check> {
-    let is_on_way = |at: &str, to: &str| {
-        let way = machine.devices.iter().find(|device| device.address == to).map(|device| &device.way);
-        at == to || way.is_some_and(|way| way.iter().any(|port| port == at))
+    // Each with itself and the ports above it.
+    let way = |name: String, address: String| {
+        let device = machine.devices.iter().find(|device| device.address == address);
+        let ports = device.map(|device| device.way.clone()).unwrap_or_default();
+        (name, ports.into_iter().chain([address]).collect::<Vec<String>>())
     };
-    let devices = devices(machine);
-    let mut recovered = BTreeSet::new();
+    let mut unjudged: Vec<_> = devices(machine).into_iter().map(|(name, address)| way(name, address)).collect();
+    let mut lost: Vec<(String, &String)> = Vec::new();
+    // The last word on each device counts.
     for line in machine.log.iter().flatten().rev() {
+        let is_well = line.contains(PCIE_RECOVERED);
+        // A device that no driver has yet is nobody's.
+        let is_lost = !line.starts_with("pci ")
+            && (line.contains(PCIE_FAILED) || PCIE_ERROR.iter().all(|word| line.contains(word)));
+        if !is_well && !is_lost {
+            continue;
+        }
         let Some(at) = address(line) else { continue };
-        if line.contains(PCIE_RECOVERED) {
-            recovered.insert(at);
-            continue;
-        }
-        if !PCIE_ERROR.iter().all(|word| line.contains(word)) {
-            continue;
-        }
-        let is_lost = |to: &str| is_on_way(at, to) && !recovered.iter().any(|port| is_on_way(port, to));
-        if let Some((name, _)) = devices.iter().find(|(_, to)| is_lost(to)) {
-            return Some(
-                Check::warn(
-                    "log.pcie",
-                    format!("PCIe lost what {name} sent or was sent, and the kernel did not bring the device back"),
-                    format!(
-                        "{}; if that comes again: {}",
-                        machine.setting.on_host("start what used it again; if it does not answer, reboot"),
-                        machine.setting.on_hardware("look at slot, riser, cable and power")
-                    ),
-                )
-                .seen(format!("kernel log: {line}")),
-            );
-        }
+        unjudged.retain(|(name, way)| {
+            let is_it = way.iter().any(|port| port == at);
+            if is_it && is_lost {
+                lost.push((name.clone(), line));
+            }
+            !is_it
+        });
     }
-    None
+    let (_, line) = lost.first()?;
+    let names: Vec<&str> = lost.iter().map(|(name, _)| name.as_str()).collect();
+    let again = "look at slot, riser, cable and power";
+    let again = match machine.setting.virtual_machine {
+        Some(_) => machine.setting.on_hardware(again),
+        None => again.to_owned(),
+    };
+    Some(
+        Check::warn(
+            "log.pcie",
+            format!(
+                "PCIe lost transfers of {} by an uncorrectable error since the kernel was booted, and no recovery is reported",
+                names.join(", ")
+            ),
+            format!(
+                "start the programs again; if a device does not answer, {}; if that comes again, {again}",
+                machine.setting.on_host("reboot")
+            ),
+        )
+        .seen(format!("kernel log: {line}")),
+    )
 }
 
 /// Finds accesses of a GPU or a NIC that the IOMMU blocked.
