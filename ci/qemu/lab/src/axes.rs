@@ -204,7 +204,7 @@ pub enum Run {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Clock {
-    /// The host's clock. The machine has two processors.
+    /// The host's clock. The boot says how many processors the machine has.
     Wall,
     /// The number of executed instructions, one nanosecond each. The machine has one processor, and
     /// two runs take the same time however busy the host is.

@@ -91,8 +91,8 @@ pub struct Row {
     what: Option<String>,
     pub suites: Vec<String>,
     pub runs: Vec<Run>,
-    /// The time that the boot takes on two idle cores. The longest boots start first, and a boot is
-    /// stopped after six times as long.
+    /// The time that the boot takes on two idle cores. The longest boots start first, and the time
+    /// limit of a boot comes from it.
     pub seconds: u64,
     words: Vec<String>,
     pub module: Module,

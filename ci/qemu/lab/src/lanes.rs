@@ -65,8 +65,8 @@ impl Done {
     }
 }
 
-/// Returns the number of lanes: as many as there are processors, but at most two, because a boot is
-/// emulated by two threads and the tests of this machine use all processors.
+/// Returns the number of lanes: as many as there are processors, but at most two, because a boot may
+/// be emulated by two threads and the tests of this machine use all processors.
 fn lanes() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(2)
 }

@@ -157,9 +157,9 @@ impl QueuePair {
         )?;
         let mut rts = sys::ibv_qp_attr {
             qp_state: state::IBV_QPS_RTS,
-            // 4.096 us * 2^21 = 8.6 s, because an emulated machine may stand still for a second.
-            // Nothing is lost here, and rxe loses count of packets where it sends them again all the
-            // same: a request then ends with its receive flushed, and no completion of its own.
+            // 4.096 us * 2^21 = 8.6 s, because an emulated machine may stand still for a second. No
+            // packet is ever lost here, and where rxe sends some again, it may lose count of them:
+            // then the receive is flushed and the request never completes.
             timeout: 21,
             retry_cnt: 7,
             rnr_retry: 7,
