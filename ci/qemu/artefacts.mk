@@ -177,8 +177,9 @@ lines := $(if $(filter fast-7.2,$(KERNEL)),KRUSTFLAGS=-Cdebuginfo=line-tables-on
 # kernel's crates stay as they are.
 lines += $(if $(filter kcsan-7.2,$(KERNEL)),KRUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer \
 	$(addprefix -Cllvm-args=-tsan-,compound-read-before-write=1 distinguish-volatile=1)')
-# What a module is made of that calls others: their symbols and, of NVIDIA's driver, its headers. What
-# they do inside does not change it. Whether nvidia.ko is closed does, but each flavour has its own.
+# A module that calls others is built anew when their symbols change, or the sources that NVIDIA's
+# driver is built on. Not seen is a change of nvidia.ko's licence, which decides about the crate that
+# ours is built with: each flavour of nvidia.ko has an artefact of its own and keeps its licence.
 symbols = $(foreach part,$(sort $(1)),$(K)/$(part)/Module.symvers) $(if $(filter gpu,$(1)),$(K)/nvidia_front)
 # Arguments: the RDMA core's part, the driver's part, the crate `kernel` (empty: preflight chooses).
 define build-ours

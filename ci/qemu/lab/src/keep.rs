@@ -180,8 +180,8 @@ fn lock(path: &Path, what: &str) -> Result<File> {
 }
 
 /// Copies the products of a part that others use from its working folder to `dir`. It skips `src`,
-/// into which the part's sources were copied. `Module.symvers` names modules by their path, from
-/// which that folder is taken away: each checkout's says the same.
+/// into which the part's sources were copied. The paths in `Module.symvers` lose the working folder's
+/// name, so that all checkouts have the same list.
 fn publish(work: &Path, dir: &Path) -> Result<()> {
     let tmp = dir.with_extension(std::process::id().to_string());
     let mut any = false;

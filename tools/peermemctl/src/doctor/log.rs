@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the kernel log says of hung tasks, Xids, PCIe and NICs, beside this project's own lines.
+//! Reads what the kernel log says of hung tasks, Xids, PCIe and NICs, beside this project's own lines.
 
 use crate::check::Check;
 use crate::log_words::{
-    blocked_task, Nic, FAULTS, IOMMU, NICS, OF_PROGRAM, PCIE_ERROR, PCIE_FAILED, PCIE_RECOVERED, STUCK, WARNING, WHERE,
+    blocked_task, is_pcie_error, Nic, FAULTS, IOMMU, NICS, OF_PROGRAM, PCIE_RECOVERED, STUCK, WARNING, WHERE,
 };
 use crate::machine::{Machine, NAME};
 use crate::module_file::{self, ModuleFile};
@@ -553,7 +553,7 @@ fn devices(machine: &Machine) -> Vec<(String, String)> {
 /// which the kernel did not report that it recovered. nvidia.ko takes no part in that: "can't recover (no
 /// error_detected callback)" (NVIDIA/open-gpu-kernel-modules#1229).
 fn pcie_error(machine: &Machine) -> Option<Check> {
-    // Each with itself and the ports above it.
+    // Pairs each device with its own address and those of the ports above it.
     let way = |name: String, address: String| {
         let device = machine.devices.iter().find(|device| device.address == address);
         let ports = device.map(|device| device.way.clone()).unwrap_or_default();
@@ -564,9 +564,8 @@ fn pcie_error(machine: &Machine) -> Option<Check> {
     // The last word on each device counts.
     for line in machine.log.iter().flatten().rev() {
         let is_well = line.contains(PCIE_RECOVERED);
-        // A device that no driver has yet is nobody's.
-        let is_lost = !line.starts_with("pci ")
-            && (line.contains(PCIE_FAILED) || PCIE_ERROR.iter().all(|word| line.contains(word)));
+        // The kernel writes "pci" for a device that has no driver yet, so nobody used it.
+        let is_lost = !line.starts_with("pci ") && is_pcie_error(line);
         if !is_well && !is_lost {
             continue;
         }
@@ -581,10 +580,10 @@ fn pcie_error(machine: &Machine) -> Option<Check> {
     }
     let (_, line) = lost.first()?;
     let names: Vec<&str> = lost.iter().map(|(name, _)| name.as_str()).collect();
-    let again = "look at slot, riser, cable and power";
-    let again = match machine.setting.virtual_machine {
-        Some(_) => machine.setting.on_hardware(again),
-        None => again.to_owned(),
+    let look = "look at slot, riser, cable and power";
+    let look = match machine.setting.virtual_machine {
+        Some(_) => machine.setting.on_hardware(look),
+        None => look.to_owned(),
     };
     Some(
         Check::warn(
@@ -594,7 +593,7 @@ fn pcie_error(machine: &Machine) -> Option<Check> {
                 names.join(", ")
             ),
             format!(
-                "start the programs again; if a device does not answer, {}; if that comes again, {again}",
+                "start the programs again; if a device does not answer, {}; if that comes again, {look}",
                 machine.setting.on_host("reboot")
             ),
         )
