@@ -18,7 +18,7 @@
  *   loop, and the last page's status is returned; dma_mode 595 stops there. The
  *   addresses are untranslated, by nv-dma.c's own switch
  *   (NVreg_DmaRemapPeerMmio=0): from kernel 6.12 on it cannot do otherwise. With
- *   dma_mode 550 it translates them, as on older kernels (see the Makefile).
+ *   dma_mode 550 it translates them, as on older kernels (see probes.mk).
  *
  * Left out: the real open of a GPU, which takes seconds and may fail; the GPU
  * lock in get and put; addresses or lengths that are no multiple of 64 KiB, which

@@ -270,7 +270,10 @@ static nv_state_t *record_of(struct nvlab_client *client, struct nvlab_gpu *gpu,
 
 	if (mem)
 		nvlab_mem_put(mem);
-	/* A buffer keeps its GPU bound, so none reads a record that changes here. */
+	/*
+	 * A buffer keeps its GPU bound, or a test ended the unbind's wait
+	 * (nvlab_gpus_forgive()): then the same PCI device comes back, and its record stays.
+	 */
 	mutex_lock(&records_lock);
 	if (record->dma.dev != &gpu->pdev->dev) {
 		record->dma = dma_device(&gpu->pdev->dev);

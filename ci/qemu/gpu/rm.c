@@ -22,9 +22,9 @@
  *
  * Left out: memory at two addresses at once; MIG, vGPU and confidential computing beyond their error codes; VA
  * spaces and tokens (both must be zero with today's callers, and are ignored);
- * suspend. Of coherent memory: that it is contiguous, and that a CPU may map
- * it; where it is a BAR's, that its address is its place in video memory, and
- * that it has pages.
+ * suspend. Of coherent memory: that it is contiguous (no two of its pages of 64 KiB
+ * follow one another here), and that a CPU may map it; where it is a BAR's, that
+ * its address is its place in video memory, and that it has pages.
  */
 #define pr_fmt(fmt) "NVRM: " fmt
 
@@ -40,6 +40,12 @@
 #include "nvlab.h"
 
 #define BLOCK_PAGES	(NVLAB_BACKING_SIZE / NVLAB_GPU_PAGE)
+
+/*
+ * A page of coherent memory is the first half of a block of the machine's. So no two follow
+ * one another, and how many runs a table has does not depend on which blocks are free.
+ */
+#define HOST_ORDER	(get_order(NVLAB_GPU_PAGE) + 1)
 
 static DECLARE_RWSEM(api_lock);
 static struct task_struct *api_owner;
@@ -230,7 +236,7 @@ static void mem_give_back(struct nvlab_mem *mem)
 			lab_pcie_remove_memory(page_to_phys(mem->host[i]));
 		synchronize_rcu();
 		for (i = 0; i < mem->npages && mem->host[i]; i++)
-			__free_pages(mem->host[i], get_order(NVLAB_GPU_PAGE));
+			__free_pages(mem->host[i], HOST_ORDER);
 		kvfree(mem->host_pins);
 		kvfree(mem->host);
 		return;
@@ -263,15 +269,14 @@ static int mem_take_host(struct nvlab_mem *mem)
 	u32 i;
 
 	for (i = 0; i < mem->npages; i++) {
-		page = alloc_pages(GFP_KERNEL | __GFP_COMP,
-				   get_order(NVLAB_GPU_PAGE));
+		page = alloc_pages(GFP_KERNEL | __GFP_COMP, HOST_ORDER);
 		if (!page)
 			return -ENOMEM;
 		err = lab_pcie_add_memory(page_to_phys(page), NVLAB_GPU_PAGE,
 					  page_address(page), &host_ops,
 					  &mem->host_pins[i]);
 		if (err) {
-			__free_pages(page, get_order(NVLAB_GPU_PAGE));
+			__free_pages(page, HOST_ORDER);
 			return err;
 		}
 		mem->host[i] = page;
