@@ -31,7 +31,7 @@ pub struct Hit {
     /// The module of the innermost frame that is in one. It is `kernel` if no frame is in a module,
     /// or if the allocation asked for silence.
     pub owner: String,
-    /// The kernel's stack, beginning with the innermost frame.
+    /// The functions on the kernel's stack, beginning with the innermost.
     pub stack: Vec<String>,
 }
 
@@ -138,17 +138,18 @@ impl Drop for Allocations {
 impl Hit {
     fn of(said: &[String]) -> Self {
         let dump = said.iter().skip_while(|l| !l.contains("FAULT_INJECTION"));
-        let frames = dump.skip_while(|l| !l.contains("Call Trace")).skip(1);
-        // Frames with a question mark were on the stack by chance.
-        let stack: Vec<String> = frames.map(|l| l.trim().to_string()).filter(|l| !l.starts_with("? ")).collect();
+        let frames = dump.skip_while(|l| !l.contains("Call Trace")).take_while(|l| !l.contains("</TASK>"));
+        // Frames with a question mark were on the stack by chance. Registers and what else is said
+        // there differ from one failure at a place to the next.
+        let frames = frames.map(|l| l.trim()).filter(|l| l.contains("+0x") && !l.starts_with("? "));
+        let stack: Vec<String> = frames.map(String::from).collect();
         let owner = stack.iter().find_map(|l| l.rsplit_once('[')?.1.strip_suffix(']'));
         Self { owner: owner.unwrap_or("kernel").to_string(), stack }
     }
 
     /// Returns the innermost functions that are not the allocator's own, for a message.
     pub fn place(&self) -> String {
-        let frames = self.stack.iter().filter(|l| l.contains("+0x"));
-        let named = frames.filter(|l| !["should_fail", "dump_stack", "alloc"].iter().any(|w| l.contains(w)));
+        let named = self.stack.iter().filter(|l| !["should_fail", "dump_stack", "alloc"].iter().any(|w| l.contains(w)));
         let named: Vec<&str> = named.take(3).map(|l| l.split('+').next().unwrap_or(l)).collect();
         if named.is_empty() {
             "a place that asked for silence".to_string()
@@ -227,8 +228,7 @@ pub struct Tally {
 impl Tally {
     pub fn add(&mut self, hit: &Hit, survived: bool) {
         *self.owners.entry(hit.owner.clone()).or_default() += 1;
-        let frames = hit.stack.iter().filter(|line| line.contains("+0x")).cloned().collect();
-        self.places.insert((hit.owner.clone(), frames));
+        self.places.insert((hit.owner.clone(), hit.stack.clone()));
         self.survived += u32::from(survived);
     }
 
@@ -344,11 +344,20 @@ mod tests {
             " ? srso_alias_return_thunk+0x5/0xfbef5",
             " rxe_reg_user_mr+0x50/0x1c0 [rdma_rxe]",
             " ib_uverbs_reg_mr+0x1a0/0x300 [ib_uverbs]",
+            "RIP: 0033:0x7f2a1c0d5b3b",
+            "RAX: ffffffffffffffda RBX: 00007ffc5c1f0a48",
+            " </TASK>",
+            "FAULT_INJECTION: forcing a failure.",
+            "Call Trace:",
+            " <TASK>",
+            " other+0x1/0x2 [ib_core]",
+            " </TASK>",
         ]
         .map(String::from);
         let hit = Hit::of(&said);
         assert_eq!(hit.owner, "rdma_rxe");
         assert_eq!(hit.place(), "rxe_reg_user_mr < ib_uverbs_reg_mr [rdma_rxe]");
+        assert_eq!(hit.stack.last().unwrap(), "ib_uverbs_reg_mr+0x1a0/0x300 [ib_uverbs]");
         assert_eq!(Hit::of(&[]).owner, "kernel");
     }
 }
