@@ -129,6 +129,8 @@ pub enum Level {
     Bare,
     /// The soft NIC and the GPU, without nvidia-peermem.
     Devices,
+    /// The GPU, and the soft NIC on the kernel's own RDMA core, which has no peer-memory API.
+    Mainline,
     /// The devices and nvidia-peermem.
     Peermem(Mode),
 }
@@ -147,18 +149,25 @@ pub struct Machine {
     nvidia_c: bool,
     /// The mode in which this program loaded nvidia-peermem.
     mode: Option<Mode>,
+    /// Whether this program loaded the kernel's own RDMA core, and no test since had it unloaded.
+    mainline: bool,
 }
 
 impl Machine {
     pub fn new(nvidia_c: bool) -> Self {
-        Self { nvidia_c, mode: None }
+        Self { nvidia_c, mode: None, mainline: false }
     }
 
     pub fn reach(&mut self, level: Level, generation: Generation) -> Result<()> {
         if level == Level::Any {
             return Ok(());
         }
-        let other_core = modules::loaded("ib_core")? && Generation::loaded()? != Some(generation);
+        let was_mainline = std::mem::replace(&mut self.mainline, level == Level::Mainline);
+        let other_core = modules::loaded("ib_core")?
+            && match level {
+                Level::Mainline => !was_mainline,
+                _ => Generation::loaded()? != Some(generation),
+            };
         if !modules::loaded(PEERMEM)? {
             self.mode = None;
         } else if other_core || self.mode.is_none() || self.mode != level.mode() {
@@ -175,6 +184,7 @@ impl Machine {
             Level::Any => Ok(()),
             Level::Bare => unload_devices(),
             Level::Devices => load_devices(),
+            Level::Mainline => load_mainline_dma_buf(),
             Level::Peermem(mode) => {
                 load_devices()?;
                 if !modules::loaded(PEERMEM)? {
@@ -279,7 +289,7 @@ pub fn load_mainline_rdma(more: &[&str]) -> Result<()> {
 
 /// Loads the kernel's own RDMA core, which has no peer-memory API, with the lab's soft NIC, which
 /// imports dma-bufs, and the GPU.
-pub fn load_mainline_dma_buf() -> Result<()> {
+fn load_mainline_dma_buf() -> Result<()> {
     load_from("/run/mainline-dma-buf", Some("/usr/lib/mainline"), &["ib_uverbs", "rdma_rxe"])?;
     modules::load("nvidia", &[])
 }

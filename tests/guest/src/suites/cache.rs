@@ -17,7 +17,6 @@ use nix::sys::wait::{waitpid, WaitStatus};
 use nix::unistd::{fork, ForkResult};
 use serde_json::json;
 
-use super::dma_buf::prepare;
 use super::{expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
 use crate::cuda::{Cuda, DeviceMemory, Segments};
 use crate::gpu;
@@ -43,32 +42,44 @@ const SEGMENT: usize = 2 * MIB;
 const SWEEP: Duration = Duration::from_millis(50);
 
 pub fn suite() -> Suite {
-    let tests = [
-        ("mainline/storm", Level::Bare, (|env| storm(env, Policy::automatic, Frees::Unseen)) as fn(&Env) -> Result<()>),
-        ("mainline/storm_with_hooks", Level::Bare, |env| storm(env, Policy::automatic, Frees::Reported)),
-        ("persistent/storm", Level::Peermem(Mode::Persistent), |env| storm(env, Policy::automatic, Frees::Unseen)),
-        ("persistent/storm_by_dma_buf", Level::Peermem(Mode::Persistent), |env| {
-            storm(env, || Policy::only(Way::DmaBuf), Frees::Unseen)
-        }),
-        ("mainline/replaced_memory", Level::Bare, replaced_memory),
-        ("persistent/replaced_memory", Level::Peermem(Mode::Persistent), replaced_memory),
-        ("legacy/replaced_memory", Level::Peermem(Mode::Legacy), replaced_memory),
-        ("mainline/thread_without_context", Level::Bare, thread_without_context),
-        ("persistent/thread_without_context", Level::Peermem(Mode::Persistent), thread_without_context),
-        ("mainline/removed_nic", Level::Bare, removed_nic),
-        ("persistent/removed_nic", Level::Peermem(Mode::Persistent), removed_nic),
-        ("mainline/wrong_input", Level::Bare, wrong_input),
-        ("persistent/wrong_input", Level::Peermem(Mode::Persistent), wrong_input),
-        ("legacy/wrong_input", Level::Peermem(Mode::Legacy), wrong_input),
-        ("persistent/bar1_full", Level::Peermem(Mode::Persistent), bar1_full),
-        ("legacy/bar1_full", Level::Peermem(Mode::Legacy), bar1_full),
-        ("legacy/storm", Level::Peermem(Mode::Legacy), |env| storm(env, Policy::automatic, Frees::Unseen)),
-        ("legacy/storm_with_hooks", Level::Peermem(Mode::Legacy), |env| storm(env, Policy::automatic, Frees::Reported)),
+    let mainline = [
+        ("storm", (|env| storm(env, Policy::automatic, Frees::Unseen)) as fn(&Env) -> Result<()>),
+        ("storm_with_hooks", |env| storm(env, Policy::automatic, Frees::Reported)),
+        ("replaced_memory", replaced_memory),
+        ("thread_without_context", thread_without_context),
+        ("removed_nic", removed_nic),
+        ("wrong_input", wrong_input),
+    ];
+    let persistent = [
+        ("storm", (|env| storm(env, Policy::automatic, Frees::Unseen)) as fn(&Env) -> Result<()>),
+        ("storm_by_dma_buf", |env| storm(env, || Policy::only(Way::DmaBuf), Frees::Unseen)),
+        ("replaced_memory", replaced_memory),
+        ("thread_without_context", thread_without_context),
+        ("removed_nic", removed_nic),
+        ("wrong_input", wrong_input),
+        ("bar1_full", bar1_full),
+    ];
+    let legacy = [
+        ("replaced_memory", replaced_memory as fn(&Env) -> Result<()>),
+        ("wrong_input", wrong_input),
+        ("bar1_full", bar1_full),
+        ("storm", |env| storm(env, Policy::automatic, Frees::Unseen)),
+        ("storm_with_hooks", |env| storm(env, Policy::automatic, Frees::Reported)),
     ];
     let means = NvidiaC::Skip("the cache comes with ours");
-    // A long storm needs a time limit of its own.
-    let tests = tests.map(|(name, level, run)| Test::new(name, level, run).nvidia_c(means).limit(48 * 3600));
-    Suite { name: "cache", tests: tests.into() }
+    let mut tests = Vec::new();
+    for (place, level, list) in [
+        ("mainline", Level::Mainline, &mainline[..]),
+        ("persistent", Level::Peermem(Mode::Persistent), &persistent),
+        ("legacy", Level::Peermem(Mode::Legacy), &legacy),
+    ] {
+        // A long storm needs a time limit of its own.
+        let test = |name| format!("{place}/{name}");
+        tests.extend(
+            list.iter().map(|(name, run)| Test::new(&test(name), level, *run).nvidia_c(means).limit(48 * 3600)),
+        );
+    }
+    Suite { name: "cache", tests }
 }
 
 /// Returns the protection domain for the cache, which must be told to forget it before it is freed.
@@ -87,7 +98,6 @@ enum Frees {
 }
 
 fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
-    prepare(env)?;
     let steps = env.number("cached", STEPS)?;
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -162,7 +172,6 @@ fn missing(all: &Counts, stats: &gpumr::Stats, frees: Frees) -> Option<&'static 
 /// the new memory.
 fn replaced_memory(env: &Env) -> Result<()> {
     const N: usize = 3 * KIB;
-    prepare(env)?;
     let bench = Bench::new()?;
     let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, Policy::automatic(), Limits::default());
     let mut worker = Worker::new(&bench, &cache, Frees::Unseen, env.rng()?.u64(..))?;
@@ -208,7 +217,6 @@ fn replaced_memory(env: &Env) -> Result<()> {
 /// NIC's registrations are unaffected.
 fn removed_nic(env: &Env) -> Result<()> {
     const N: usize = 3 * KIB;
-    prepare(env)?;
     let second = SecondNic::add()?;
     let bench = Bench::new()?;
     let pd = Pd::new(&Device::open(second.name())?)?;
@@ -236,8 +244,7 @@ fn removed_nic(env: &Env) -> Result<()> {
 
 /// A thread that only talks to NICs has no CUDA context. Without one, CUDA gives no address range
 /// and makes no dma-buf.
-fn thread_without_context(env: &Env) -> Result<()> {
-    prepare(env)?;
+fn thread_without_context(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, Policy::automatic(), Limits::default());
     let (one, several) = (bench.cuda.alloc(SEGMENT)?, bench.cuda.segments(SEGMENT, 2 * SEGMENT)?);
@@ -254,9 +261,8 @@ fn thread_without_context(env: &Env) -> Result<()> {
 
 /// Each wrong input gets its errno and its cause in words, and nothing stays pinned, mapped or
 /// exported.
-fn wrong_input(env: &Env) -> Result<()> {
+fn wrong_input(_: &Env) -> Result<()> {
     const SAYS_UNKNOWN: &str = "is no memory that CUDA knows: freed, of another process, or plain host memory";
-    prepare(env)?;
     let bench = Bench::new()?;
     let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, Policy::automatic(), Limits::default());
     let refused = |what: &str, at: u64, len: u64, errno: i32, says: &str| -> Result<()> {
@@ -303,9 +309,8 @@ fn wrong_input(env: &Env) -> Result<()> {
 
 /// Unused registrations make room in BAR1, both where there is room for one page, which the module
 /// reports as ENOMEM, and where there is none, which it reports as EFAULT.
-fn bar1_full(env: &Env) -> Result<()> {
+fn bar1_full(_: &Env) -> Result<()> {
     const LEN: usize = 2 * GPU_PAGE;
-    prepare(env)?;
     let bench = Bench::new()?;
     for (room, errno) in [(4, libc::EFAULT), (5, libc::ENOMEM)] {
         let memory = (0..3).map(|_| bench.cuda.alloc(SEGMENT)).collect::<Result<Vec<_>>>()?;

@@ -39,7 +39,7 @@ pub fn suite() -> Suite {
         ("selftest", selftest),
     ];
     let means = NvidiaC::Skip("it asks nothing of nvidia-peermem");
-    let places = [("mainline", Level::Bare), ("beside", Level::Peermem(Mode::Persistent))];
+    let places = [("mainline", Level::Mainline), ("beside", Level::Peermem(Mode::Persistent))];
     let tests = places.into_iter().flat_map(|(place, level)| {
         tests.map(|(name, run)| Test::new(&format!("{place}/{name}"), level, run).nvidia_c(means))
     });
@@ -56,9 +56,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// Makes a rig. On the kernel's own core, which these tests load, nvidia-peermem is absent.
     fn new(env: &Env) -> Result<Self> {
-        prepare(env)?;
         let bench = Bench::new()?;
         let host = vec![0u8; 4 * MIB];
         let host_mr = bench.reg(host.as_ptr() as u64, host.len()).context("register host memory")?;
@@ -79,17 +77,6 @@ impl Rig {
     fn reg(&self, fd: &OwnedFd, offset: usize, len: usize, iova: u64) -> io::Result<Mr> {
         Mr::reg_dma_buf(&self.bench.pd, fd.as_fd(), offset as u64, len, iova, FULL_ACCESS)
     }
-}
-
-/// Loads a core that has no peer-memory API, for tests without nvidia-peermem.
-pub fn prepare(env: &Env) -> Result<()> {
-    if env.mode.is_some() {
-        return Ok(());
-    }
-    machine::load_mainline_dma_buf()?;
-    let symbols = std::fs::read_to_string("/proc/kallsyms").context("read /proc/kallsyms")?;
-    ensure!(!symbols.contains("ib_register_peer_memory_client"), "this core has the peer-memory API");
-    Ok(())
 }
 
 /// Registers whole buffers and parts of them, in every layout of the memory, at addresses of their
@@ -331,7 +318,6 @@ fn behind_an_iommu(env: &Env) -> Result<()> {
 /// Runs real perftest with `--use_cuda_dmabuf`. The right bytes arrived, by CRC and through BAR1,
 /// and nothing was pinned the other way.
 fn perftest(env: &Env) -> Result<()> {
-    prepare(env)?;
     for program in ["ib_write_bw", "ib_read_bw", "ib_send_bw"] {
         with_rate(|| {
             let sizes = Sizes::of(env, 20)?;
@@ -349,7 +335,6 @@ fn perftest(env: &Env) -> Result<()> {
 
 /// `peermemctl selftest` moves bytes by dma-buf, with and without the other way.
 fn selftest(env: &Env) -> Result<()> {
-    prepare(env)?;
     let (told, code) = peermem::peermemctl_json(&["selftest", "--nic", RDMA_DEVICE, "--gpu", "0"])?;
     println!("{told}");
     let [peer, dma_buf] = [&told["ways"][0], &told["ways"][1]];

@@ -13,7 +13,6 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{waitpid, WaitStatus};
 use nix::unistd::Pid;
 
-use super::dma_buf::prepare;
 use crate::gpu;
 use crate::lab;
 use crate::machine::{self, Level, Mode};
@@ -42,17 +41,19 @@ pub fn suite() -> Suite {
         ("host_memory", host_memory),
         ("same_calls", same_calls),
         ("wrong_input", wrong_input),
-        ("no_importer", no_importer),
     ];
+    let bare = [("no_importer", no_importer as fn(&Env) -> Result<()>)];
     let beside = [
         ("ib_write_bw", (|env| on_gpu(env, "ib_write_bw", PRELOAD)) as fn(&Env) -> Result<()>),
         ("cached", |env| on_gpu(env, "ib_write_bw", CACHED)),
         ("same_calls", same_calls),
     ];
     let mut tests = Vec::new();
-    for (place, level, list) in
-        [("mainline", Level::Bare, &mainline[..]), ("beside", Level::Peermem(Mode::Persistent), &beside)]
-    {
+    for (place, level, list) in [
+        ("mainline", Level::Mainline, &mainline[..]),
+        ("mainline", Level::Bare, &bare),
+        ("beside", Level::Peermem(Mode::Persistent), &beside),
+    ] {
         for (name, run) in list {
             let means = NvidiaC::Skip("the library comes with ours");
             tests.push(Test::new(&format!("{place}/{name}"), level, *run).nvidia_c(means));
@@ -64,7 +65,6 @@ pub fn suite() -> Suite {
 /// The same command fails without the library, with perftest's own error. Nothing is exported or
 /// left.
 fn fails_without(env: &Env) -> Result<()> {
-    prepare(env)?;
     let sizes = Sizes::of(env, 20)?;
     gpu::lab()?.reset_accounting()?;
     refused(&sizes, ALONE)?;
@@ -87,7 +87,6 @@ fn refused(sizes: &Sizes, settings: Settings) -> Result<String> {
 /// The right bytes arrive, by CRC and through BAR1. The library registers by dma-buf where the
 /// plain call fails, and only there.
 fn on_gpu(env: &Env, program: &str, settings: Settings) -> Result<()> {
-    prepare(env)?;
     with_rate(|| {
         let sizes = Sizes::of(env, 20)?;
         let run = Run { settings, ..Run::new(program, &sizes, true) };
@@ -104,7 +103,6 @@ fn on_gpu(env: &Env, program: &str, settings: Settings) -> Result<()> {
 }
 
 fn host_memory(env: &Env) -> Result<()> {
-    prepare(env)?;
     with_rate(|| {
         let sizes = Sizes::of(env, 20)?;
         let before = Before::now()?;
@@ -120,8 +118,7 @@ fn host_memory(env: &Env) -> Result<()> {
 
 /// Compares every system call of registrations of host memory, in a program with CUDA and in one
 /// without.
-fn same_calls(env: &Env) -> Result<()> {
-    prepare(env)?;
+fn same_calls(_: &Env) -> Result<()> {
     for cuda in ["with-cuda", "without-cuda"] {
         let alone = system_calls(cuda, ALONE)?;
         let with = system_calls(cuda, PRELOAD)?;
@@ -186,8 +183,7 @@ fn entered(pid: Pid) -> Result<Option<(u64, u64)>> {
 
 /// What cannot be registered fails as without the library. If the library tried dma-buf, it prints
 /// why.
-fn wrong_input(env: &Env) -> Result<()> {
-    prepare(env)?;
+fn wrong_input(_: &Env) -> Result<()> {
     let run = |settings: Settings| -> Result<(String, String)> {
         let ran =
             Command::new("/proc/self/exe").args(["helper", "wrong-input"]).envs(settings.iter().copied()).output()?;
