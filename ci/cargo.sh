@@ -4,6 +4,7 @@
 # checkouts, so that a fresh clone compiles its own crates only. cargo tells old from new by the
 # time of a file and would take another checkout's build of a crate for this one's: the checkout's
 # own crates are forgotten where another one was the last here. `forget PROFILE` does only that.
+# Of a clone that takes the place of another one, it compiles what has changed alone.
 #
 # Whoever runs here holds a lock until the last of its processes has ended, because cargo's own lock
 # does not cover the tests that it runs: many may run at once, but who forgets waits until nobody
@@ -32,6 +33,59 @@ forget() { # PROFILE
 	# shellcheck disable=SC2046
 	cargo clean --quiet --locked --profile "$1" \
 		$(echo "$crates" | sed -n 's/^\([^ ]*\) v[^ ]* (.*\/.*/-p \1/p' | sort -u)
+}
+
+# All files of a fresh clone are new. Where it takes the place of another one, this gives each that
+# holds what it held there the time that it had there. The list has the checkout's identity, and
+# `HASH TIME PATH` of each file: what was built in this place since that time was built of that. (A
+# file that changes while it is compiled, and back before the next run here, is not noticed.)
+set_times() {
+	list=$cache/times/$(echo "$checkout" | cksum | tr ' ' -)
+	mkdir -p "$cache/times"
+	exec 6>"$list.lock"
+	flock 6
+	# A release's archive, maybe in a folder of another repository.
+	if [ ! -e .git ] || ! files >"$list.files"; then
+		rm -f "$list" "$list.files"
+		exec 6>&-
+		return
+	fi
+	id=$(stat -c '%i %W' .)
+	fresh=$([ "$(head -n 1 "$list" 2>/dev/null)" = "$id" ] || echo 1)
+	# Before the first list cargo decides alone.
+	last=$(stat -c %.Y "$list" 2>/dev/null || echo 0)
+	touch -a "$list"
+	: >"$list.touch"
+	# A changed file may be older than what was built before: copied or moved with its time.
+	awk -v id="$id" -v fresh="$fresh" -v last="$last" -v now="$(date +%s.%N)" -v touch="$list.touch" '
+		{ path = $0; sub(/^[^ ]* [^ ]* /, "", path) }
+		FILENAME != ARGV[2] { hash[path] = $1; time[path] = $2; next }
+		FNR == 1 { print id }
+		{ at = $2 }
+		hash[path] == $1 { if (fresh) at = time[path] }
+		hash[path] != $1 && last > 0 && (fresh || at < last) { at = now }
+		at != $2 { print at, path >touch }
+		{ print $1, at, path }
+	' "$list" "$list.files" >"$list.new"
+	# Where a file is new for cargo although it is not, it only compiles more.
+	while read -r at path; do
+		touch -c -d "@$at" -- "$path" 2>/dev/null || true
+	done <"$list.touch"
+	mv "$list.new" "$list"
+	rm -f "$list.files" "$list.touch"
+	exec 6>&-
+}
+
+# `HASH TIME PATH` of each file that git knows or would take.
+files() {
+	git ls-files --cached --others --exclude-standard --deduplicate |
+		xargs -d '\n' stat -c '%F|%.Y %n' 2>/dev/null | sed -n 's/^regular \(empty \)\?file|//p' >"$list.now"
+	cut -d ' ' -f 2- "$list.now" | git hash-object --stdin-paths >"$list.hashes" 2>/dev/null || {
+		rm -f "$list.now" "$list.hashes"
+		return 1
+	}
+	paste -d ' ' "$list.hashes" "$list.now"
+	rm -f "$list.now" "$list.hashes"
 }
 
 # Who runs here, for those who wait. What a killed run left is removed.
@@ -98,4 +152,5 @@ while [ "$(cat "$owner" 2>/dev/null)" != "$checkout" ]; do
 	flock -s 8
 done
 echo "$run" >"$runs/$$"
+(cd "$checkout" && set_times)
 exec cargo "$@"

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Makes a checkout with a workspace that has one program. The program prints the checkout's name.
 fn checkout(dir: &Path, name: &str) -> PathBuf {
@@ -41,6 +41,59 @@ fn another_checkouts_build_is_not_taken() {
         assert_eq!(said(&repos[0], "all", &cache), "first");
         assert_eq!(said(&repos[1], "all/one", &cache), "second");
     }
+}
+
+/// A clone that takes another one's place is built of what it holds, whatever the times of its files.
+/// What both hold is not compiled again.
+#[test]
+fn a_clone_in_the_place_of_another_compiles_what_has_changed_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().join("cache");
+    let built = || fs::metadata(cache.join("target/debug/one")).unwrap().modified().unwrap();
+    let hour_ago = SystemTime::now() - Duration::from_secs(3600);
+    let clone = |says: &str, time: Option<SystemTime>| {
+        // The other one stays until the clone is made: each has an inode of its own.
+        let place = dir.path().join("first");
+        let _ = fs::rename(&place, dir.path().join("other"));
+        let repo = checkout(dir.path(), "first");
+        let _ = fs::remove_dir_all(dir.path().join("other"));
+        assert!(Command::new("git").args(["init", "--quiet"]).current_dir(&repo).status().unwrap().success());
+        let main = repo.join("all/one/src/main.rs");
+        fs::write(&main, format!("fn main() {{ print!(\"{says}\") }}")).unwrap();
+        if let Some(time) = time {
+            fs::File::options().append(true).open(main).unwrap().set_modified(time).unwrap();
+        }
+        repo
+    };
+    assert_eq!(said(&clone("first", None), "all", &cache), "first");
+    let before = built();
+    for time in [None, Some(hour_ago)] {
+        assert_eq!(said(&clone("first", time), "all", &cache), "first");
+        assert_eq!(built(), before, "compiled again");
+    }
+    // Older than what was built, and younger than what was known of the place when that began.
+    let between = built() - Duration::from_millis(1);
+    assert_eq!(said(&clone("second", Some(between)), "all", &cache), "second");
+    let changed = clone("first", Some(hour_ago));
+    assert_eq!(said(&changed, "all", &cache), "first");
+    // In one place, too, and also by a file that is moved there with its time.
+    let main = changed.join("all/one/src/main.rs");
+    fs::write(&main, "fn main() { print!(\"third\") }").unwrap();
+    assert_eq!(said(&changed, "all", &cache), "third");
+    fs::write(&main, "fn main() { print!(\"fourth\") }").unwrap();
+    fs::File::options().append(true).open(&main).unwrap().set_modified(hour_ago).unwrap();
+    assert_eq!(said(&changed, "all", &cache), "fourth");
+    assert_eq!(said(&clone("first", Some(hour_ago)), "all", &cache), "first");
+}
+
+/// What git does not know of is built as cargo does it: here another repository ignores the checkout.
+#[test]
+fn a_checkout_in_an_ignored_folder_is_built() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().join("cache");
+    assert!(Command::new("git").args(["init", "--quiet"]).current_dir(dir.path()).status().unwrap().success());
+    fs::write(dir.path().join(".gitignore"), "*\n").unwrap();
+    assert_eq!(said(&checkout(dir.path(), "first"), "all", &cache), "first");
 }
 
 /// Replaces the program by a test that announces itself and waits until it may end, and adds a
