@@ -20,7 +20,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SUFFIXES:
 .SECONDEXPANSION:
-.PHONY: chroot-bookworm $(shell sed -n 's/^\([a-z_][a-z0-9_.-]*\):.*/\1/p' $(lastword $(MAKEFILE_LIST)))
+.PHONY: nvidia_front nvidia_front_newest chroot-bookworm $(shell sed -n 's/^\([a-z_][a-z0-9_.-]*\):.*/\1/p' $(lastword $(MAKEFILE_LIST)))
 
 # LLVM= is for the lab's own kernels alone: a make below this one would link Debian's modules by
 # lld.
@@ -56,6 +56,12 @@ nvidia_front-sums := b88eb1e2e95f4ab7dd61c5e4adaa7543dde6f578b5c31fc4d50f649852c
 nvidia_front-source:
 	@$(keep) sources/nvidia_front-source --in-place --verb fetch "=550 $(nvidia_front-sums)" -- \
 		$(q)/fetch.sh nvidia_front 550 "$(nvidia_front-sums)"
+
+# The newest that Debian has, in a suite from which nothing else is taken.
+nvidia_front_newest-sums := dc664f4eba259a002a9bca3b3dbc5acb31e6c517a60ca99af91c1bd3116e4940  nv-p2p.c\n172b38645433983a190f07b93ed430058838ddf15cf5aabdd70598fadbde2c58  nv-dma.c\n6be75ffb32778b79a4f58fa83a8d80e75d2765dcbbf0d3757b88626f40d4408a  nv-dmabuf.c
+nvidia_front_newest-source:
+	@$(keep) sources/nvidia_front_newest-source --in-place --verb fetch "=555 $(nvidia_front_newest-sums)" -- \
+		$(q)/fetch.sh nvidia_front 555 "$(nvidia_front_newest-sums)" experimental
 
 # NVIDIA_SRC=<dir>: the module of a driver source that the user has, in place of Debian's.
 users := $(firstword $(wildcard $(addsuffix /nvidia-peermem/nvidia-peermem.c,$(NVIDIA_SRC) $(NVIDIA_SRC:%=%/kernel-open))))
@@ -152,14 +158,21 @@ mainline: kernel pcie
 	@$(module) $(call component,ofed) $(K)/pcie -- $(make-in) $(q)/ofed $(linux-src) $(call symvers,pcie) MAINLINE=1
 
 # NVIDIA's own front, with what its probes of the kernel found.
-nvidia_front: kernel nvidia_front-source
-	@$(keep) $(KERNEL)/$@ --in-place --verb probe "=$(compilers)" $(chroot) $(K)/kernel $(S)/nvidia_front-source \
+nvidia_front nvidia_front_newest: %: kernel %-source
+	@$(keep) $(KERNEL)/$@ --in-place --verb probe "=$(compilers)" $(chroot) $(K)/kernel $(S)/$@-source \
 		$(q)/gpu/probes.mk $(q)/gpu/unused_probes.sh -- \
-		$(make-in) $(q)/gpu -f probes.mk NVIDIA=$(CURDIR)/$(S)/nvidia_front-source
+		$(make-in) $(q)/gpu -f probes.mk NVIDIA=$(CURDIR)/$(S)/$@-source
+
+define build-gpu
+	@$(module) $(call component,gpu) $(K)/pcie $(K)/$(1) -- $(make-in) $(q)/gpu $(call symvers,pcie) \
+		NVIDIA=$(CURDIR)/$(K)/$(1)
+endef
 
 gpu: kernel pcie nvidia_front
-	@$(module) $(call component,gpu) $(K)/pcie $(K)/nvidia_front -- $(make-in) $(q)/gpu $(call symvers,pcie) \
-		NVIDIA=$(CURDIR)/$(K)/nvidia_front
+	$(call build-gpu,nvidia_front)
+
+gpu-newest: kernel pcie nvidia_front_newest
+	$(call build-gpu,nvidia_front_newest)
 
 # What NVIDIA's front does not do.
 gpu-odd: kernel pcie
@@ -180,7 +193,8 @@ lines += $(if $(filter kcsan-7.2,$(KERNEL)),KRUSTFLAGS='-Zsanitizer=thread -Cuns
 # A module that calls others is built anew when their symbols change, or the sources that NVIDIA's
 # driver is built on. Not seen is a change of nvidia.ko's licence, which decides about the crate that
 # ours is built with: each flavour of nvidia.ko has an artefact of its own and keeps its licence.
-symbols = $(foreach part,$(sort $(1)),$(K)/$(part)/Module.symvers) $(if $(filter gpu,$(1)),$(K)/nvidia_front)
+symbols = $(foreach part,$(sort $(1)),$(K)/$(part)/Module.symvers) \
+	$(if $(filter gpu,$(1)),$(K)/nvidia_front) $(if $(filter gpu-newest,$(1)),$(K)/nvidia_front_newest)
 # Arguments: the RDMA core's part, the driver's part, the crate `kernel` (empty: preflight chooses).
 define build-ours
 	@$(module) $(ours-of) $(S)/nvidia_c-source $(deps) $(call symbols,$(1) $(2)) "=$(lines)$(3)" -- $(make-in) . \
@@ -203,6 +217,9 @@ ours-closed: kernel ofed gpu-closed nvidia_c-source deps
 
 ours-odd: kernel ofed gpu-odd nvidia_c-source deps
 	$(call build-ours,ofed,gpu-odd,)
+
+ours-newest: kernel ofed gpu-newest nvidia_c-source deps
+	$(call build-ours,ofed,gpu-newest,)
 
 # Preflight warns that no driver is there: that is what this build is for.
 ours-tegra: kernel tegra deps
@@ -324,6 +341,7 @@ base := $(if $(filter $(BARE),$(KERNEL)),bare,pcie ofed mainline gpu alarms)
 modules-ours := $(base) ours $(if $(own),sample)
 modules-lite := $(base) lite
 modules-odd := pcie ofed mainline gpu-odd alarms ours-odd
+modules-newest := pcie ofed mainline gpu-newest alarms ours-newest
 modules-closed := pcie ofed gpu-closed alarms ours-closed
 modules-nvidia_c := $(base) nvidia_c
 modules-tegra := pcie ofed alarms tegra ours-tegra

@@ -22,6 +22,22 @@ wheel() { # PLATFORMS
 	}
 }
 
+# Takes packages from Debian's experimental suite alone.
+experimental() {
+	apt_update
+	local others=$apt/sources.list
+	apt=$apt-experimental
+	mkdir -p "$apt"/{lists/partial,archives/partial}
+	sed -n '1s/ [^ ]* main contrib$/ experimental main contrib/p' "$others" >"$apt/sources.list"
+	local said
+	said=$(apt_private apt-get -q update 2>&1) || true
+	echo "$said" | grep -q '^\(Get\|Hit\):' || {
+		echo "nothing came of Debian's experimental suite: is this machine online? Once it is, the same command goes on" >&2
+		return 1
+	}
+	touch "$apt/updated"
+}
+
 case $what in
 linux)
 	deb=$(apt_deb "linux-source-$version" "$version.")
@@ -39,6 +55,7 @@ nvidia_c)
 	;;
 nvidia_front)
 	# Of NVIDIA's open driver: the files that face the kernel, with their headers and probes.
+	[ "${2:-}" != experimental ] || [ -n "$(apt_found "nvidia-open-kernel-source_$version.*")" ] || experimental
 	deb=$(apt_deb nvidia-open-kernel-source "$version.")
 	dpkg-deb --fsys-tarfile "$deb" | tar -xO ./usr/src/nvidia-open-kernel.tar.xz |
 		tar -xJ -C "$OUT" --strip-components=2 --exclude='*.o_binary' --wildcards '*/nvidia-open-kernel/Kbuild' \

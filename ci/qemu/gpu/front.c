@@ -416,9 +416,7 @@ NV_STATUS NV_API_CALL rm_p2p_get_gpu_info(nvidia_stack_t *sp, NvU64 va, NvU64 le
 	return *uuid ? NV_OK : NV_ERR_NO_MEMORY;
 }
 
-NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, NvU64 va, NvU64 len,
-						  void **pin, NvU64 *phys,
-						  NvU32 *entries, void *table, void *info)
+static NV_STATUS get_persistent(u64 va, u64 len, void **pin, u64 *phys, u32 *entries, void *table)
 {
 	struct nvlab_pinned pinned;
 	ktime_t start = ktime_get();
@@ -436,7 +434,7 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, NvU64 va, 
 	return NV_OK;
 }
 
-NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp, void *pin, void *table)
+static NV_STATUS put_persistent(void *pin, void *table)
 {
 	ktime_t start = ktime_get();
 	u64 len;
@@ -448,6 +446,33 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp, void *pin,
 	nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, len, NVLAB_ALL);
 	return NV_OK;
 }
+
+#ifdef NVLAB_MIG_INFO	/* from 555 on; no GPU here is divided, and the front keeps NULL */
+NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, NvU64 va, NvU64 len,
+						  void **pin, NvU64 *phys, NvU32 *entries,
+						  void *table, void *info, void **mig)
+{
+	return get_persistent(va, len, pin, phys, entries, table);
+}
+
+NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp, void *pin, void *table,
+						  void *mig)
+{
+	return put_persistent(pin, table);
+}
+#else
+NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, NvU64 va, NvU64 len,
+						  void **pin, NvU64 *phys, NvU32 *entries,
+						  void *table, void *info)
+{
+	return get_persistent(va, len, pin, phys, entries, table);
+}
+
+NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp, void *pin, void *table)
+{
+	return put_persistent(pin, table);
+}
+#endif
 
 /* --- resource manager: DMA --- */
 

@@ -152,6 +152,7 @@ pub enum Module {
     Lite,
     Closed,
     Odd,
+    Newest,
     Installed,
     NvidiaC,
     Tegra,
@@ -162,7 +163,7 @@ impl Module {
     pub fn word(self, kernel: Kernel) -> Option<String> {
         match self {
             Module::NvidiaC => Some("guest.nvidia_c=1".to_string()),
-            Module::Ours | Module::Odd if kernel.has_rust() => None,
+            Module::Ours | Module::Odd | Module::Newest if kernel.has_rust() => None,
             _ => Some("guest.kernel_crate=lite".to_string()),
         }
     }
