@@ -116,21 +116,28 @@ consumers | demo)
 	add "$rxe" "${rxe#"$sysroot"}"
 	;;
 esac
+# Where the image has a file that was built.
+place() { # FILE
+	case $1 in
+	*/libcuda.so) echo "$lib/libcuda.so.1" ;;
+	*/libcudart.so) echo "$lib/libcudart.so.12" ;;
+	*/libnvml.so) echo "$lib/libnvidia-ml.so.1" ;;
+	*/libgpumr_preload.so) echo "$lib/libgpumr-preload.so" ;;
+	# UCX finds its transports beside its libraries.
+	*/libuc*_*.so.0) echo "$lib/ucx/${1##*/}" ;;
+	*/libfabric.so.1 | */libuc*.so.0 | */libibverbs.so.1) echo "$lib/${1##*/}" ;;
+	*/librxe-rdmav*.so) echo "$lib/libibverbs/${1##*/}" ;;
+	*) echo "/usr/bin/${1##*/}" ;;
+	esac
+}
+# All of them first: they need each other, and not what this machine has by the same name.
 for program in $programs; do
-	for file in "$built/$program"/bin/*; do
-		case $file in
-		*/libcuda.so) add "$file" "$lib/libcuda.so.1" && ln -s libcuda.so.1 "$root$lib/libcuda.so" ;;
-		*/libcudart.so) add "$file" "$lib/libcudart.so.12" && ln -s libcudart.so.12 "$root$lib/libcudart.so" ;;
-		*/libnvml.so) add "$file" "$lib/libnvidia-ml.so.1" ;;
-		*/libgpumr_preload.so) add "$file" "$lib/libgpumr-preload.so" ;;
-		# UCX finds its transports beside its libraries.
-		*/libuc*_*.so.0) add "$file" "$lib/ucx/${file##*/}" ;;
-		*/libfabric.so.1 | */libuc*.so.0 | */libibverbs.so.1) add "$file" "$lib/${file##*/}" ;;
-		*/librxe-rdmav*.so) add "$file" "$lib/libibverbs/${file##*/}" ;;
-		*) add "$file" "/usr/bin/${file##*/}" ;;
-		esac
-	done
+	for file in "$built/$program"/bin/*; do install -D -m 755 "$file" "$root$(place "$file")"; done
 done
+for program in $programs; do
+	for file in "$built/$program"/bin/*; do add "$file" "$(place "$file")"; done
+done
+for file in "$root$lib"/libcuda{,rt}.so.*; do ln -s "${file##*/}" "${file%.so.*}.so"; done
 ln -s usr/bin/guest "$root/init"
 
 case $also in
