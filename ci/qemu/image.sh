@@ -189,6 +189,9 @@ for part in $modules; do
 	[ "$part" != mainline ] || { to=$root/usr/lib/mainline && mkdir -p "$to" && cp "$at/updates/lab_pcie.ko" "$to"; }
 	find -L "$k/$part" -name '*.ko' -exec cp -t "$to" {} +
 done
+# As distributions ship them. With the debugging information that Debian's configuration asks for, a
+# module of the RDMA stack has 13 MB, and an emulated processor reads all of it at each load.
+find "$root/usr/lib" -path "$at/kernel" -prune -o -name '*.ko' -exec "${cross:+$cross-}strip" --strip-debug {} +
 depmod -b "$root" "$release"
 
 if [ "${name%%-*}" = installed ]; then
