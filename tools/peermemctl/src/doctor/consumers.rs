@@ -24,9 +24,6 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
     let looks_in_vain = consumer.id == "consumers.sharp" && machine.loaded.is_some() && !machine.root.exists(PEERS);
     let mut gpus: Vec<&str> = pairings.iter().map(|pairing| pairing.gpu.address.as_str()).collect();
     gpus.dedup();
-    if gpus.is_empty() {
-        return vec![without_pairs(machine, environment, consumer, &name, looks_in_vain)];
-    }
     let of_gpu = |gpu: &str| {
         let mine = || pairings.iter().filter(|pairing| pairing.gpu.address == gpu);
         let does = |pairing: &Pairing| consumer.does(pairing, machine, environment);
@@ -76,7 +73,10 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
         let follows = check.fix.as_ref().is_some_and(|fix| fix == consumer::BY_RDMA);
         Some(Check { follows: follows.then_some("fabric.rdma").or(check.follows), ..check })
     };
-    let mut checks: Vec<Check> = gpus.into_iter().filter_map(of_gpu).collect();
+    let mut checks: Vec<Check> = match gpus.is_empty() {
+        true => vec![without_pairs(machine, environment, consumer, &name, looks_in_vain)],
+        false => gpus.into_iter().filter_map(of_gpu).collect(),
+    };
     if consumer.id == "consumers.nvshmem" {
         let nics: Vec<&str> = pairings.iter().map(|pairing| pairing.nic.name.as_str()).collect();
         note(&mut checks, &nvshmem::by_version(machine, environment, &nics));
