@@ -175,6 +175,7 @@ fn ucx_settings(way: Way, log: &str) -> BTreeMap<&'static str, String> {
         ("UCX_LOG_FILE", log.to_string()),
         // An emulated machine is slow to answer.
         ("UCX_RC_VERBS_TIMEOUT", "4s".to_string()),
+        ("UCX_UD_VERBS_TIMEOUT", "80s".to_string()),
     ]);
     if way == Way::PeerMemory {
         settings.insert("UCX_CUDA_COPY_DMABUF", "no".to_string());
