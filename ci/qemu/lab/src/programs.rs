@@ -51,9 +51,10 @@ pub fn merged(old: &str, rows: &[Value]) -> Option<String> {
     (!rows.is_empty()).then(|| format!("{HEAD}{}", page::table(&COLUMNS, lines)))
 }
 
-/// Returns, for each program with a log in these rows, a file beside the page and its text: the longest log
-/// that the program wrote of choosing each way.
-pub fn logs(rows: &[Value]) -> Vec<(String, String)> {
+/// Returns, for each program with a log in these rows, a file beside the page and its text: the longest
+/// log that the program wrote of choosing each way. Ways without a log here keep that of the file as
+/// `read` returns it.
+pub fn logs(rows: &[Value], read: impl Fn(&str) -> String) -> Vec<(String, String)> {
     let mut longest: BTreeMap<&str, BTreeMap<String, Vec<&str>>> = BTreeMap::new();
     for row in rows {
         let log: Vec<&str> = row["log"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -65,9 +66,17 @@ pub fn logs(rows: &[Value]) -> Vec<(String, String)> {
             *known = log;
         }
     }
-    let section = |(title, log): (&String, &Vec<&str>)| format!("{title}\n\n{}\n", log.join("\n"));
-    let text = |of: &BTreeMap<_, _>| of.iter().map(section).collect::<Vec<_>>().join("\n");
-    longest.iter().map(|(program, of)| (format!("docs/results/programs-{program}.txt"), text(of))).collect()
+    let file = |(program, of): (&str, BTreeMap<String, Vec<&str>>)| {
+        let file = format!("docs/results/programs-{program}.txt");
+        let old = read(&file);
+        let parts: Vec<&str> = old.trim_end().split("\n\n").collect();
+        let known = parts.chunks_exact(2).map(|part| (part[0].to_string(), part[1].to_string()));
+        let new = of.into_iter().map(|(title, log)| (title, log.join("\n")));
+        let sections: BTreeMap<String, String> = known.chain(new).collect();
+        let sections: Vec<_> = sections.iter().map(|(title, log)| format!("{title}\n\n{log}\n")).collect();
+        (file, sections.join("\n"))
+    };
+    longest.into_iter().map(file).collect()
 }
 
 fn line(row: &Value) -> Vec<String> {
@@ -90,12 +99,16 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_longest_log_of_each_way_is_kept() {
+    fn the_longest_log_of_each_way_is_kept_and_those_of_other_ways_stay() {
         let row = |way: &str, log: &[&str]| json!({"program": "nixl", "way": way, "module": "none", "log": log});
         let rows =
             [row("dma-buf", &["a"]), row("dma-buf", &["b", "c"]), row("dma-buf", &[]), json!({"program": "ucx"})];
-        let wanted = "dma-buf, module: none\n\nb\nc\n".to_string();
-        assert_eq!(logs(&rows), [("docs/results/programs-nixl.txt".to_string(), wanted)]);
+        let file = |text: &str| [("docs/results/programs-nixl.txt".to_string(), text.to_string())];
+        let new = "dma-buf, module: none\n\nb\nc\n";
+        assert_eq!(logs(&rows, |_| String::new()), file(new));
+        let old = "dma-buf, module: none\n\nd\n\npeer memory, module: ours\n\ne\nf\n";
+        let wanted = format!("{new}\npeer memory, module: ours\n\ne\nf\n");
+        assert_eq!(logs(&rows, |_| old.to_string()), file(&wanted));
     }
 
     #[test]

@@ -153,7 +153,7 @@ impl<'a> Record<'a> {
         if passed + failed == 0 {
             return Ok(());
         }
-        let read = |file| fs::read_to_string(self.lab.repo.join(file)).unwrap_or_default();
+        let read = |file: &str| fs::read_to_string(self.lab.repo.join(file)).unwrap_or_default();
         if let Some(text) = arm64::merged(&read(arm64::FILE), &one.name, &one.found.tests) {
             self.lab.write(arm64::FILE, &text)?;
         }
@@ -161,7 +161,7 @@ impl<'a> Record<'a> {
         if let Some(text) = programs::merged(&read(programs::FILE), rows) {
             self.lab.write(programs::FILE, &text)?;
         }
-        for (file, text) in programs::logs(rows) {
+        for (file, text) in programs::logs(rows, read) {
             self.lab.write(&file, &text)?;
         }
         let old = read(FILE);
