@@ -4,7 +4,7 @@
 # checkouts, so that a fresh clone compiles its own crates only. cargo tells old from new by the
 # time of a file and would take another checkout's build of a crate for this one's: the checkout's
 # own crates are forgotten where another one was the last here. `forget PROFILE` does only that.
-# Of a clone that takes the place of another one, it compiles what has changed alone.
+# Where a fresh clone takes the place of another one, only the crates that differ are compiled.
 #
 # Whoever runs here holds a lock until the last of its processes has ended, because cargo's own lock
 # does not cover the tests that it runs: many may run at once, but who forgets waits until nobody
@@ -35,16 +35,17 @@ forget() { # PROFILE
 		$(echo "$crates" | sed -n 's/^\([^ ]*\) v[^ ]* (.*\/.*/-p \1/p' | sort -u)
 }
 
-# All files of a fresh clone are new. Where it takes the place of another one, this gives each that
-# holds what it held there the time that it had there. The list has the checkout's identity, and
-# `HASH TIME PATH` of each file: what was built in this place since that time was built of that. (A
-# file that changes while it is compiled, and back before the next run here, is not noticed.)
+# Sets the times of files for cargo. A fresh clone's files are all new. Where the clone takes the place
+# of another one, each file that has the same content as there gets the time that it had there. The
+# list has the checkout's identity, and then `HASH TIME PATH` for each file: all that was built in this
+# place since that time was built of this content. (Not noticed: a file that is edited while cargo
+# compiles, and has its old content again before the next run here.)
 set_times() {
 	list=$cache/times/$(echo "$checkout" | cksum | tr ' ' -)
 	mkdir -p "$cache/times"
 	exec 6>"$list.lock"
 	flock 6
-	# A release's archive, maybe in a folder of another repository.
+	# The archive of a release is no repository, but may lie in a folder of one.
 	if [ ! -e .git ] || ! files >"$list.files"; then
 		rm -f "$list" "$list.files"
 		exec 6>&-
@@ -52,11 +53,11 @@ set_times() {
 	fi
 	id=$(stat -c '%i %W' .)
 	fresh=$([ "$(head -n 1 "$list" 2>/dev/null)" = "$id" ] || echo 1)
-	# Before the first list cargo decides alone.
+	# Where there is no list yet, cargo decides alone.
 	last=$(stat -c %.Y "$list" 2>/dev/null || echo 0)
-	touch -a "$list"
+	: >>"$list"
 	: >"$list.touch"
-	# A changed file may be older than what was built before: copied or moved with its time.
+	# A changed file may have been copied or moved here with its time, and be older than what was built.
 	awk -v id="$id" -v fresh="$fresh" -v last="$last" -v now="$(date +%s.%N)" -v touch="$list.touch" '
 		{ path = $0; sub(/^[^ ]* [^ ]* /, "", path) }
 		FILENAME != ARGV[2] { hash[path] = $1; time[path] = $2; next }
@@ -67,7 +68,7 @@ set_times() {
 		at != $2 { print at, path >touch }
 		{ print $1, at, path }
 	' "$list" "$list.files" >"$list.new"
-	# Where a file is new for cargo although it is not, it only compiles more.
+	# Where a time cannot be set, cargo does as it would have done without this.
 	while read -r at path; do
 		touch -c -d "@$at" -- "$path" 2>/dev/null || true
 	done <"$list.touch"
@@ -76,7 +77,7 @@ set_times() {
 	exec 6>&-
 }
 
-# `HASH TIME PATH` of each file that git knows or would take.
+# Prints `HASH TIME PATH` for each file that git tracks or would add.
 files() {
 	git ls-files --cached --others --exclude-standard --deduplicate |
 		xargs -d '\n' stat -c '%F|%.Y %n' 2>/dev/null | sed -n 's/^regular \(empty \)\?file|//p' >"$list.now"

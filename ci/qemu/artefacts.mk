@@ -52,13 +52,15 @@ nvidia_c-source:
 	@$(keep) sources/nvidia_c-source --in-place --verb fetch =550 -- $(q)/fetch.sh nvidia_c 550
 
 # The files of NVIDIA's open driver that face the kernel. What each does was read at these checksums.
-nvidia_front-sums := b88eb1e2e95f4ab7dd61c5e4adaa7543dde6f578b5c31fc4d50f649852cfafb1  nv-p2p.c\n172b38645433983a190f07b93ed430058838ddf15cf5aabdd70598fadbde2c58  nv-dma.c\n6be75ffb32778b79a4f58fa83a8d80e75d2765dcbbf0d3757b88626f40d4408a  nv-dmabuf.c
+# Two of them are the same in both releases.
+dma-sums := 172b38645433983a190f07b93ed430058838ddf15cf5aabdd70598fadbde2c58  nv-dma.c\n6be75ffb32778b79a4f58fa83a8d80e75d2765dcbbf0d3757b88626f40d4408a  nv-dmabuf.c
+nvidia_front-sums := b88eb1e2e95f4ab7dd61c5e4adaa7543dde6f578b5c31fc4d50f649852cfafb1  nv-p2p.c\n$(dma-sums)
 nvidia_front-source:
 	@$(keep) sources/nvidia_front-source --in-place --verb fetch "=550 $(nvidia_front-sums)" -- \
 		$(q)/fetch.sh nvidia_front 550 "$(nvidia_front-sums)"
 
 # The newest that Debian has, in a suite from which nothing else is taken.
-nvidia_front_newest-sums := dc664f4eba259a002a9bca3b3dbc5acb31e6c517a60ca99af91c1bd3116e4940  nv-p2p.c\n172b38645433983a190f07b93ed430058838ddf15cf5aabdd70598fadbde2c58  nv-dma.c\n6be75ffb32778b79a4f58fa83a8d80e75d2765dcbbf0d3757b88626f40d4408a  nv-dmabuf.c
+nvidia_front_newest-sums := dc664f4eba259a002a9bca3b3dbc5acb31e6c517a60ca99af91c1bd3116e4940  nv-p2p.c\n$(dma-sums)
 nvidia_front_newest-source:
 	@$(keep) sources/nvidia_front_newest-source --in-place --verb fetch "=555 $(nvidia_front_newest-sums)" -- \
 		$(q)/fetch.sh nvidia_front 555 "$(nvidia_front_newest-sums)" experimental
@@ -191,8 +193,8 @@ lines := $(if $(filter fast-7.2,$(KERNEL)),KRUSTFLAGS=-Cdebuginfo=line-tables-on
 lines += $(if $(filter kcsan-7.2,$(KERNEL)),KRUSTFLAGS='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer \
 	$(addprefix -Cllvm-args=-tsan-,compound-read-before-write=1 distinguish-volatile=1)')
 # A module that calls others is built anew when their symbols change, or the sources that NVIDIA's
-# driver is built on. Not seen is a change of nvidia.ko's licence, which decides about the crate that
-# ours is built with: each flavour of nvidia.ko has an artefact of its own and keeps its licence.
+# driver is built on. A change of nvidia.ko's licence, by which preflight chooses the crate `kernel`,
+# is not noticed; each flavour of nvidia.ko is an artefact of its own and keeps its licence.
 symbols = $(foreach part,$(sort $(1)),$(K)/$(part)/Module.symvers) \
 	$(if $(filter gpu,$(1)),$(K)/nvidia_front) $(if $(filter gpu-newest,$(1)),$(K)/nvidia_front_newest)
 # Arguments: the RDMA core's part, the driver's part, the crate `kernel` (empty: preflight chooses).

@@ -116,7 +116,7 @@ consumers | demo)
 	add "$rxe" "${rxe#"$sysroot"}"
 	;;
 esac
-# Where the image has a file that was built.
+# Prints where the image has a file that was built.
 place() { # FILE
 	case $1 in
 	*/libcuda.so) echo "$lib/libcuda.so.1" ;;
@@ -130,7 +130,8 @@ place() { # FILE
 	*) echo "/usr/bin/${1##*/}" ;;
 	esac
 }
-# All of them first: they need each other, and not what this machine has by the same name.
+# All files are put in place before any library is looked for: the programs need the libraries among
+# them, and not those that this machine has by the same name.
 for program in $programs; do
 	for file in "$built/$program"/bin/*; do install -D -m 755 "$file" "$root$(place "$file")"; done
 done
@@ -189,8 +190,8 @@ for part in $modules; do
 	[ "$part" != mainline ] || { to=$root/usr/lib/mainline && mkdir -p "$to" && cp "$at/updates/lab_pcie.ko" "$to"; }
 	find -L "$k/$part" -name '*.ko' -exec cp -t "$to" {} +
 done
-# As distributions ship them. With the debugging information that Debian's configuration asks for, a
-# module of the RDMA stack has 13 MB, and an emulated processor reads all of it at each load.
+# Modules are stripped, as distributions ship them. With the debugging information that Debian's
+# configuration asks for, ib_core.ko has 16 MB, and an emulated processor reads all of it at each load.
 find "$root/usr/lib" -path "$at/kernel" -prune -o -name '*.ko' -exec "${cross:+$cross-}strip" --strip-debug {} +
 depmod -b "$root" "$release"
 

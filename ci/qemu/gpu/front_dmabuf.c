@@ -271,8 +271,9 @@ static nv_state_t *record_of(struct nvlab_client *client, struct nvlab_gpu *gpu,
 	if (mem)
 		nvlab_mem_put(mem);
 	/*
-	 * A buffer keeps its GPU bound, or a test ended the unbind's wait
-	 * (nvlab_gpus_forgive()): then the same PCI device comes back, and its record stays.
+	 * The record of a GPU with a buffer does not change here. The buffer keeps the GPU
+	 * bound; where a test ended the unbind's wait (nvlab_gpus_forgive()), the same PCI
+	 * device comes back.
 	 */
 	mutex_lock(&records_lock);
 	if (record->dma.dev != &gpu->pdev->dev) {

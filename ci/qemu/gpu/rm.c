@@ -42,8 +42,9 @@
 #define BLOCK_PAGES	(NVLAB_BACKING_SIZE / NVLAB_GPU_PAGE)
 
 /*
- * A page of coherent memory is the first half of a block of the machine's. So no two follow
- * one another, and how many runs a table has does not depend on which blocks are free.
+ * Coherent memory comes from the kernel in blocks of two pages, and only the first page of a
+ * block is used. So no two pages follow one another, and the number of runs of a table does
+ * not depend on which blocks the kernel had free.
  */
 #define HOST_ORDER	(get_order(NVLAB_GPU_PAGE) + 1)
 

@@ -149,7 +149,8 @@ pub struct Machine {
     nvidia_c: bool,
     /// The mode in which this program loaded nvidia-peermem.
     mode: Option<Mode>,
-    /// Whether this program loaded the kernel's own RDMA core, and no test since had it unloaded.
+    /// This is true while the kernel's own RDMA core is loaded because a test asked for
+    /// [`Level::Mainline`].
     mainline: bool,
 }
 

@@ -52,8 +52,8 @@ pub fn merged(old: &str, rows: &[Value]) -> Option<String> {
 }
 
 /// Returns, for each program with a log in these rows, a file beside the page and its text: the longest
-/// log that the program wrote of choosing each way. Ways without a log here keep that of the file as
-/// `read` returns it.
+/// log that the program wrote of choosing each way. A way that has no log in these rows keeps the one
+/// in the present file, which `read` returns.
 pub fn logs(rows: &[Value], read: impl Fn(&str) -> String) -> Vec<(String, String)> {
     let mut longest: BTreeMap<&str, BTreeMap<String, Vec<&str>>> = BTreeMap::new();
     for row in rows {

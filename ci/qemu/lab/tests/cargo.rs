@@ -43,8 +43,8 @@ fn another_checkouts_build_is_not_taken() {
     }
 }
 
-/// A clone that takes another one's place is built of what it holds, whatever the times of its files.
-/// What both hold is not compiled again.
+/// A clone that takes another one's place is built of its own files, whatever their times. cargo does
+/// not compile again what both clones have in common.
 #[test]
 fn a_clone_in_the_place_of_another_compiles_what_has_changed_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -71,12 +71,12 @@ fn a_clone_in_the_place_of_another_compiles_what_has_changed_alone() {
         assert_eq!(said(&clone("first", time), "all", &cache), "first");
         assert_eq!(built(), before, "compiled again");
     }
-    // Older than what was built, and younger than what was known of the place when that began.
+    // This time lies between the beginning and the end of the build before.
     let between = built() - Duration::from_millis(1);
     assert_eq!(said(&clone("second", Some(between)), "all", &cache), "second");
     let changed = clone("first", Some(hour_ago));
     assert_eq!(said(&changed, "all", &cache), "first");
-    // In one place, too, and also by a file that is moved there with its time.
+    // The same holds for a file that is edited in one clone, or moved there with an old time.
     let main = changed.join("all/one/src/main.rs");
     fs::write(&main, "fn main() { print!(\"third\") }").unwrap();
     assert_eq!(said(&changed, "all", &cache), "third");
@@ -86,7 +86,8 @@ fn a_clone_in_the_place_of_another_compiles_what_has_changed_alone() {
     assert_eq!(said(&clone("first", Some(hour_ago)), "all", &cache), "first");
 }
 
-/// What git does not know of is built as cargo does it: here another repository ignores the checkout.
+/// cargo decides alone in a checkout that is no repository, also where another repository around it
+/// ignores it.
 #[test]
 fn a_checkout_in_an_ignored_folder_is_built() {
     let dir = tempfile::tempdir().unwrap();

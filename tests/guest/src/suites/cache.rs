@@ -42,16 +42,19 @@ const SEGMENT: usize = 2 * MIB;
 const SWEEP: Duration = Duration::from_millis(50);
 
 pub fn suite() -> Suite {
+    type Run = fn(&Env) -> Result<()>;
+    let unseen: Run = |env| storm(env, Policy::automatic, Frees::Unseen);
+    let with_hooks: Run = |env| storm(env, Policy::automatic, Frees::Reported);
     let mainline = [
-        ("storm", (|env| storm(env, Policy::automatic, Frees::Unseen)) as fn(&Env) -> Result<()>),
-        ("storm_with_hooks", |env| storm(env, Policy::automatic, Frees::Reported)),
+        ("storm", unseen),
+        ("storm_with_hooks", with_hooks),
         ("replaced_memory", replaced_memory),
         ("thread_without_context", thread_without_context),
         ("removed_nic", removed_nic),
         ("wrong_input", wrong_input),
     ];
     let persistent = [
-        ("storm", (|env| storm(env, Policy::automatic, Frees::Unseen)) as fn(&Env) -> Result<()>),
+        ("storm", unseen),
         ("storm_by_dma_buf", |env| storm(env, || Policy::only(Way::DmaBuf), Frees::Unseen)),
         ("replaced_memory", replaced_memory),
         ("thread_without_context", thread_without_context),
@@ -60,11 +63,11 @@ pub fn suite() -> Suite {
         ("bar1_full", bar1_full),
     ];
     let legacy = [
-        ("replaced_memory", replaced_memory as fn(&Env) -> Result<()>),
+        ("replaced_memory", replaced_memory as Run),
         ("wrong_input", wrong_input),
         ("bar1_full", bar1_full),
-        ("storm", |env| storm(env, Policy::automatic, Frees::Unseen)),
-        ("storm_with_hooks", |env| storm(env, Policy::automatic, Frees::Reported)),
+        ("storm", unseen),
+        ("storm_with_hooks", with_hooks),
     ];
     let means = NvidiaC::Skip("the cache comes with ours");
     let mut tests = Vec::new();
@@ -73,11 +76,11 @@ pub fn suite() -> Suite {
         ("persistent", Level::Peermem(Mode::Persistent), &persistent),
         ("legacy", Level::Peermem(Mode::Legacy), &legacy),
     ] {
-        // A long storm needs a time limit of its own.
-        let test = |name| format!("{place}/{name}");
-        tests.extend(
-            list.iter().map(|(name, run)| Test::new(&test(name), level, *run).nvidia_c(means).limit(48 * 3600)),
-        );
+        for (name, run) in list {
+            let test = Test::new(&format!("{place}/{name}"), level, *run).nvidia_c(means);
+            // A long storm needs a time limit of its own.
+            tests.push(test.limit(48 * 3600));
+        }
     }
     Suite { name: "cache", tests }
 }

@@ -42,6 +42,7 @@ pub fn suite() -> Suite {
         ("same_calls", same_calls),
         ("wrong_input", wrong_input),
     ];
+    // It loads a soft NIC without dma-buf itself.
     let bare = [("no_importer", no_importer as fn(&Env) -> Result<()>)];
     let beside = [
         ("ib_write_bw", (|env| on_gpu(env, "ib_write_bw", PRELOAD)) as fn(&Env) -> Result<()>),
