@@ -440,15 +440,21 @@ int rxe_peer_mr_stop(struct rxe_mr *mr)
 	return take_one(&destroy_fail) ? -EIO : 0;
 }
 
+void rxe_peer_mr_unlist(struct rxe_mr *mr)
+{
+	if (!mr->peer)
+		return;
+	mutex_lock(&live_mrs_lock);
+	list_del(&mr->peer->list);
+	mutex_unlock(&live_mrs_lock);
+}
+
 void rxe_peer_mr_free(struct rxe_mr *mr)
 {
 	struct rxe_peer_mr *peer = mr->peer;
 
 	if (!peer)
 		return;
-	mutex_lock(&live_mrs_lock);
-	list_del(&peer->list);
-	mutex_unlock(&live_mrs_lock);
 	atomic64_dec(&mrs_live);
 	atomic64_sub(struct_size(peer, mtt, peer->nr_mtts), &mtt_bytes);
 	put_device(peer->initiator);

@@ -27,10 +27,13 @@ struct ib_mr *rxe_peer_reg_dmabuf(struct ib_pd *ibpd, u64 offset, u64 length,
 #endif
 				  struct uverbs_attr_bundle *attrs);
 
-/* The next three do nothing to an MR of host memory. */
+/* The next four do nothing to an MR of host memory. */
 void rxe_peer_mr_activate(struct rxe_mr *mr);
 /* An error: the NIC could not be stopped, and the MR stays as it is. */
 int rxe_peer_mr_stop(struct rxe_mr *mr);
+/* Before the umem is released: whoever reads the list reads the umem, too. */
+void rxe_peer_mr_unlist(struct rxe_mr *mr);
+/* After it: until then an invalidation may still come. */
 void rxe_peer_mr_free(struct rxe_mr *mr);
 
 /* Does this ibv_rereg_mr() need a new MR object? */
