@@ -54,14 +54,18 @@ apt_lists() {
 		echo "${mirror/#deb/deb-src} trixie main contrib"
 		echo "${mirror/#deb/deb-src} bookworm main"
 	} | awk '!seen[$0]++' >"$apt/sources.list"
-	# A suite that is gone ends nothing but what only it has. Where none answers, older lists serve, but
-	# not for an hour.
+	apt_fill "${mirror##* }"
+}
+
+# The lists of what sources.list names. A suite that is gone ends nothing but what only it has. Where
+# none answers, older lists serve, but not for an hour.
+apt_fill() { # WHERE_FROM
 	local said
 	said=$(apt_private apt-get -q update 2>&1) || true
 	if echo "$said" | grep -q '^\(Get\|Hit\):'; then
 		touch "$apt/updated"
 	elif [ -z "$(find "$apt/lists" -maxdepth 1 -name '*Release')" ]; then
-		echo "nothing came from ${mirror##* } ($(echo "$said" | sed -n 's/^[EW]: *//p' | head -n 1)): is this machine online? Once it is, the same command goes on" >&2
+		echo "nothing came from $1 ($(echo "$said" | sed -n 's/^[EW]: *//p' | head -n 1)): is this machine online? Once it is, the same command goes on" >&2
 		return 1
 	fi
 	echo "$said"
@@ -98,23 +102,24 @@ apt_found() { # PATTERN
 }
 
 # The file of a package, of a version that starts like this if one is named.
-apt_deb() { # PACKAGE [VERSION]
-	local file version
+apt_deb() ( # PACKAGE [VERSION]
 	file=$(apt_found "$1_${2:-}*")
 	if [ -z "$file" ]; then
-		apt_update >&2 || return 1
+		apt_update >&2 || exit 1
 		version=$(apt_private apt-cache madison "$1" | awk -F' *[|] *' -v package="$1" -v series="${2:-}" \
 			'{ sub(/^ */, "", $1) } $1 == package && index($2, series) == 1 { print $2 }' | sort -V | tail -n 1)
 		[ -n "$version" ] || {
 			echo "no suite has $1 ${2:-} any more: put such a package into $dl, or teach the lab a newer one (ci/qemu/artefacts.mk)" >&2
-			return 1
+			exit 1
 		}
-		mkdir -p "$dl/partial"
-		(cd "$dl/partial" && apt_private apt-get -q download "$1=$version" && mv "$1"_*.deb "$dl/") >&2 || {
+		# Another job may be downloading another version of the package.
+		part=$(mktemp -d -p "$dl" part.XXXXXX) || exit 1
+		trap 'rm -rf "$part"' EXIT
+		(cd "$part" && apt_private apt-get -q download "$1=$version" && mv "$1"_*.deb "$dl/") >&2 || {
 			echo "$1 $version could not be downloaded: is this machine online, and its disk not full? Once that is so, the same command goes on" >&2
-			return 1
+			exit 1
 		}
-		file=$(apt_found "$1_*")
+		file=$(apt_found "$1_${2:-}*")
 	fi
 	echo "$file"
-}
+)

@@ -29,12 +29,8 @@ experimental() {
 	apt=$apt-experimental
 	mkdir -p "$apt"/{lists/partial,archives/partial}
 	sed -n '1s/ [^ ]* main contrib$/ experimental main contrib/p' "$others" >"$apt/sources.list"
-	local said
-	said=$(apt_private apt-get -q update 2>&1) || true
-	echo "$said" | grep -q '^\(Get\|Hit\):' || {
-		echo "nothing came of Debian's experimental suite: is this machine online? Once it is, the same command goes on" >&2
-		return 1
-	}
+	apt_fill "Debian's experimental suite"
+	# Also where older lists have to serve: those of other suites have no place here.
 	touch "$apt/updated"
 }
 

@@ -16,8 +16,9 @@ trixie) flavour='6\.12\.[0-9]+\+deb13' compilers=rustc,rust-src,cargo,gcc-aarch6
 # A mirror may be some days behind: what it has is signed all the same.
 sid) monitoring='' flavour='[0-9]+\.[0-9]+\.[0-9]+\+deb14' compilers=rustc,rust-src count=1 aptopt=(--aptopt='Acquire::Check-Valid-Until "false"') ;;
 esac
-mapfile -t kernels < <(apt_private apt-cache search --names-only "^linux-headers-$flavour-$arch\$" |
-	sed "s/^linux-headers-\(.*\)-$arch .*/\1/" | sort -V | tail -n $count)
+# By the image: that of a new version comes days after its headers, for it is signed apart from them.
+mapfile -t kernels < <(apt_private apt-cache search --names-only "^linux-image-$flavour-$arch\$" |
+	sed "s/^linux-image-\(.*\)-$arch .*/\1/" | sort -V | tail -n $count)
 old=${kernels[0]} new=${kernels[-1]}
 # mmdebstrap mounts /proc and /sys inside, and leaves them where it is killed.
 findmnt --raw --noheadings --output TARGET | awk -v root="$(realpath "$OUT")/root/" 'index($0, root) == 1' | sort -r |
