@@ -3,12 +3,12 @@
 # cargo.sh DIR WORDS...: cargo in a folder of this checkout, with one target folder for all
 # checkouts, so that a fresh clone compiles its own crates only. cargo tells old from new by the
 # time of a file and would take another checkout's build of a crate for this one's: the checkout's
-# own crates are forgotten where another one was the last here. `forget PROFILE` does only that.
-# Where a fresh clone takes the place of another one, only the crates that differ are compiled.
+# own crates are forgotten where another one was the last here. Where a fresh clone takes the place
+# of another one, only the crates that differ are compiled.
 #
 # Whoever runs here holds a lock until the last of its processes has ended, because cargo's own lock
-# does not cover the tests that it runs: many may run at once, but who forgets waits until nobody
-# does, and the tests of one workspace run once at a time.
+# does not cover the tests that it runs: many may run at once, but who forgets what a profile has
+# built waits until nobody runs with that profile, and the tests of one workspace run once at a time.
 set -eu
 dir=$1
 shift
@@ -27,11 +27,15 @@ mkdir -p "$runs"
 # cargo reads its configuration by the current folder.
 cd "$checkout/$dir"
 
-# The crates of this checkout are those that lie in a folder.
-forget() { # PROFILE
+# The crates of this checkout are those that lie in a folder. What runs while they are built is shared by
+# all architectures, so another checkout owns none of them any more.
+forget() {
+	for file in "$owners"*"$name"; do
+		[ "$(cat "$file" 2>/dev/null)" = "$whose" ] || rm -f "$file"
+	done
 	crates=$(cargo tree --workspace --locked --edges all --prefix none --format '{p}')
 	# shellcheck disable=SC2046
-	cargo clean --quiet --locked --profile "$1" \
+	cargo clean --quiet --locked --profile $profile ${CARGO_BUILD_TARGET:+--target "$CARGO_BUILD_TARGET"} \
 		$(echo "$crates" | sed -n 's/^\([^ ]*\) v[^ ]* (.*\/.*/-p \1/p' | sort -u)
 }
 
@@ -89,14 +93,14 @@ files() {
 	rm -f "$list.now" "$list.hashes"
 }
 
-# Who runs here, for those who wait. What a killed run left is removed.
+# Who runs here with this profile, for those who wait. What a killed run left is removed.
 others() {
 	for file in "$runs"/*; do
 		pid=${file##*/}
 		if [ ! -e "$file" ] || [ "$pid" = "$$" ]; then
 			continue
 		elif [ -e "/proc/$pid" ]; then
-			echo "$(cat "$file") (process $pid)"
+			sed -n "s/^$profile \(.*\)/\1 (process $pid)/p" "$file"
 		else
 			rm -f "$file"
 		fi
@@ -110,7 +114,11 @@ take() { # -s or -x, DESCRIPTOR
 	echo "cargo: waiting in $CARGO_TARGET_DIR for ${others:-what an earlier run left running}" >&2
 	flock "$@"
 }
-run="cargo $* in $checkout/$dir"
+case " $* " in
+*" --release "*) profile=release ;;
+*) profile=dev ;;
+esac
+run="$profile cargo $* in $checkout/$dir"
 
 # The crates of others, before anything needs them: where they cannot be had one line says so.
 crates() {
@@ -121,17 +129,7 @@ crates() {
 }
 [ "$1" = fmt ] || crates "$@"
 
-exec 8>"$CARGO_TARGET_DIR/.checkout-lock"
-if [ "$1" = forget ]; then
-	take -x 8
-	echo "$run" >"$runs/$$"
-	forget "$2"
-	exit
-fi
-case " $* " in
-*" --release "*) profile=release ;;
-*) profile=dev ;;
-esac
+exec 8>"$CARGO_TARGET_DIR/.checkout-lock-$profile"
 # One for a whole workspace: any of its folders builds its crates.
 workspace=$(dirname "$(cargo locate-project --workspace --message-format plain)")
 name=$(echo "${workspace#"$checkout"/}" | tr / -)
@@ -139,16 +137,20 @@ if [ "$1" = test ]; then
 	exec 7>"$CARGO_TARGET_DIR/.test-$name"
 	take -x 7
 fi
-owner=$CARGO_TARGET_DIR/.checkout-$([ $profile = dev ] || echo $profile-)$name
+owners=$CARGO_TARGET_DIR/.checkout-$([ $profile = dev ] || echo $profile-)
+owner=$owners${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET-}$name
+# What is no repository, such as a release's archive, may be another one at the same place.
+whose=$checkout
+[ -e "$checkout/.git" ] || whose="$checkout $(stat -c '%i %W' "$checkout")"
 take -s 8
 # Another checkout may come between the two locks.
-while [ "$(cat "$owner" 2>/dev/null)" != "$checkout" ]; do
+while [ "$(cat "$owner" 2>/dev/null)" != "$whose" ]; do
 	flock -u 8
 	take -x 8
 	echo "$run" >"$runs/$$"
-	if [ "$(cat "$owner" 2>/dev/null)" != "$checkout" ]; then
-		forget $profile
-		printf %s "$checkout" >"$owner"
+	if [ "$(cat "$owner" 2>/dev/null)" != "$whose" ]; then
+		forget
+		printf %s "$whose" >"$owner"
 	fi
 	flock -s 8
 done

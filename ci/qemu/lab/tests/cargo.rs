@@ -125,7 +125,12 @@ fn who_comes_second_waits_for_running_tests_and_says_so() {
     };
     let test = |number: usize, repo: &Path, word: &str| {
         let mut cargo = Command::new(repo.join("ci/cargo.sh"));
-        cargo.args(["all", word, "--quiet", "--locked"]).env("NVPM_CACHE", &cache).env_remove("NVPM_TARGET");
+        cargo
+            .arg("all")
+            .args(word.split(' '))
+            .args(["--quiet", "--locked"])
+            .env("NVPM_CACHE", &cache)
+            .env_remove("NVPM_TARGET");
         let errors = fs::File::create(errors(number)).unwrap();
         cargo.env("GATE", &gate).stdout(Stdio::piped()).stderr(errors).spawn().unwrap()
     };
@@ -137,6 +142,10 @@ fn who_comes_second_waits_for_running_tests_and_says_so() {
     while !gate.join("runs").exists() {
         std::thread::sleep(Duration::from_millis(20));
     }
+    // The release of a program has a folder of its own, and waits for no tests.
+    let release = test(3, &repos[1], "build --release");
+    end(3, release);
+    assert_eq!(said(3), "");
     let others = [test(1, &repos[1], "build"), test(2, &repos[0], "test")];
     let start = Instant::now();
     while [1, 2].iter().any(|number| said(*number).is_empty()) {
