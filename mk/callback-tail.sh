@@ -8,12 +8,10 @@ config=${KDIR:-}/include/config/auto.conf
 if [ -e "$config" ] && ! grep -q '^CONFIG_MODULE_UNLOAD=y' "$config"; then
 	exit 0
 fi
-objdump=${OBJDUMP:-$(command -v "${CROSS_COMPILE:-}objdump" || command -v llvm-objdump || command -v llvm-objdump-19 || true)}
-[ -n "$objdump" ] || {
-	echo "callback-tail: neither objdump nor llvm-objdump is installed: apt-get install binutils" >&2
-	exit 1
-}
-found=$("$objdump" -dr "$1" | awk '
+. "${0%/*}/tool.sh"
+objdump=$(tool objdump "${OBJDUMP:-}")
+code=$("$objdump" -dr "$1")
+found=$(echo "$code" | awk '
 	/^[0-9a-f]+ <.*>:$/ { inside = ($2 == "<nvpm_free_callback>:"); next }
 	!inside { next }
 	/R_[A-Z0-9]+_[A-Z0-9]+/ { if ($0 ~ /[ \t]module_put/) print how; next }

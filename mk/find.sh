@@ -108,8 +108,20 @@ driver_folders() { # ROOT ARCH KERNEL MODULE VERSION
 headers_package() { # ROOT KERNEL
 	case " $(sed -n 's/^ID\(_LIKE\)*=//p' "$1/etc/os-release" 2>/dev/null | tr -d '"' | tr '\n' ' ') " in
 	*" debian "* | *" ubuntu "*) echo "linux-headers-$2" ;;
-	*" rhel "* | *" fedora "* | *" centos "*) echo "kernel-devel-$2" ;;
-	*" suse "* | *" sles "*) echo "kernel-default-devel of $2" ;;
+	*" rhel "* | *" fedora "* | *" centos "*)
+		# 5.14.0-503.11.1.el9_5.aarch64+64k: of the package kernel-64k.
+		case $2 in
+		*+[0-9a-z]*) echo "kernel-${2##*+}-devel-${2%+*}" ;;
+		*) echo "kernel-devel-$2" ;;
+		esac
+		;;
+	*" suse "* | *" sles "*)
+		# 6.4.0-150600.23.38-64kb: of the package kernel-64kb.
+		case $2 in
+		*-azure | *-rt | *-64kb) echo "kernel-${2##*-}-devel of ${2%-*}" ;;
+		*) echo "kernel-default-devel of $2" ;;
+		esac
+		;;
 	*) echo "the package with its headers" ;;
 	esac
 }

@@ -5,24 +5,23 @@
 # objtool only warns of it.
 set -eu
 grep -qsE '^CONFIG_(X86_KERNEL_IBT|ARM64_BTI_KERNEL)=y' "$KDIR/include/config/auto.conf" || exit 0
-tool() { # NAME [OVERRIDE]
-	[ -z "${2:-}" ] || { echo "$2"; return; }
-	command -v "${CROSS_COMPILE:-}$1" || command -v "llvm-$1" || command -v "llvm-$1-19" || {
-		echo "landing-pads: neither ${CROSS_COMPILE:-}$1 nor llvm-$1 is installed: apt-get install binutils" >&2
-		exit 1
-	}
-}
+. "${0%/*}/tool.sh"
 objdump=$(tool objdump "${OBJDUMP:-}")
 readelf=$(tool readelf "${READELF:-}")
+# Into variables: in a pipe nobody would see a tool that fails.
+code=$("$objdump" -d --no-show-raw-insn "$1")
+sections=$("$readelf" -SW "$1")
+symbols=$("$readelf" -sW "$1")
+relocations=$("$readelf" -rW "$1")
 # A place is a section's name and an offset in it. First where a landing pad is, then the functions,
 # then what refers to one: as an address in data, or as an operand in code.
 found=$({
-	"$objdump" -d --no-show-raw-insn "$1" | awk '
+	echo "$code" | awk '
 		/^Disassembly of section/ { section = $4; sub(/:$/, "", section); next }
 		$2 ~ /^(endbr64|bti|paciasp)$/ { sub(/:$/, "", $1); print "pad", section, $1 }'
-	"$readelf" -SW "$1" | sed -n 's/^ *\[ *\([0-9]*\)\] \([^ ]*\) .*/section \1 \2/p'
-	"$readelf" -sW "$1" | awk '$4 == "FUNC" && $7 ~ /^[0-9]+$/ { print "function", $7, $2, $8 }'
-	"$readelf" -rW "$1" | awk '
+	echo "$sections" | sed -n 's/^ *\[ *\([0-9]*\)\] \([^ ]*\) .*/section \1 \2/p'
+	echo "$symbols" | awk '$4 == "FUNC" && $7 ~ /^[0-9]+$/ { print "function", $7, $2, $8 }'
+	echo "$relocations" | awk '
 		/^Relocation section/ { inside = ($3 ~ /\.(data|rodata|gnu\.linkonce|text|init\.text|exit\.text)/); next }
 		inside && $3 ~ /^R_(X86_64_(64|32S)|AARCH64_(ABS64|ADR_PREL_PG_HI21))$/ {
 			print "reference", $5, ($7 == "" ? "0" : ($6 == "-" ? "-" : "") $7) }'

@@ -8,7 +8,9 @@ set -eu
 [ "$PREFLIGHT_KERNEL_CRATE" = lite ] || exit 0
 module=$OUT/nvidia-peermem.ko
 imports=$OUT/imports
-nm=${NM:-$(command -v "${PREFLIGHT_CROSS_COMPILE:-}nm" || command -v llvm-nm || command -v llvm-nm-19)}
+CROSS_COMPILE=${PREFLIGHT_CROSS_COMPILE:-}
+. "${0%/*}/tool.sh"
+nm=$(tool nm "${NM:-}")
 undefined=$("$nm" -u "$module")
 echo "$undefined" | awk '{ print $2 }' >"$imports"
 [ -r "$KDIR/Module.symvers" ] || {

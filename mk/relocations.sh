@@ -3,11 +3,8 @@
 # Fails if the module $1 has a relocation by a table of addresses (GOT), which the module loaders of
 # x86 and arm64 do not know: a compiler makes one of a weak reference (src/ffi/neighbours.h).
 set -eu
-readelf=${READELF:-$(command -v "${CROSS_COMPILE:-}readelf" || command -v llvm-readelf || command -v llvm-readelf-19 || true)}
-[ -n "$readelf" ] || {
-	echo "relocations: neither ${CROSS_COMPILE:-}readelf nor llvm-readelf is installed: apt-get install binutils" >&2
-	exit 1
-}
+. "${0%/*}/tool.sh"
+readelf=$(tool readelf "${READELF:-}")
 relocations=$("$readelf" -rW "$1")
 found=$(echo "$relocations" | awk '$3 ~ /^R_(X86_64|AARCH64)_.*GOT/ { print $3, $5 }' | sort -u | tr '\n' ' ')
 [ -z "$found" ] || {

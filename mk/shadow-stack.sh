@@ -7,11 +7,8 @@ set -eu
 config=$KDIR/include/config/auto.conf
 grep -qs '^CONFIG_SHADOW_CALL_STACK=y' "$config" || exit 0
 ! grep -q '^CONFIG_UNWIND_PATCH_PAC_INTO_SCS=y' "$config" || exit 0
-objdump=${OBJDUMP:-$(command -v "${CROSS_COMPILE:-}objdump" || command -v llvm-objdump || command -v llvm-objdump-19 || true)}
-[ -n "$objdump" ] || {
-	echo "shadow-stack: neither ${CROSS_COMPILE:-}objdump nor llvm-objdump is installed: apt-get install binutils" >&2
-	exit 1
-}
+. "${0%/*}/tool.sh"
+objdump=$(tool objdump "${OBJDUMP:-}")
 code=$("$objdump" -d --no-show-raw-insn "$1")
 # Compilers give none to what they add themselves: constructors of sanitizers, and gcov's functions.
 # A cold part runs after its function has saved the address.

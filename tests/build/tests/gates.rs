@@ -77,6 +77,29 @@ fn without_binutils() {
     assert!(!outcome.ok && !built.exists() && outcome.text.contains("panic_bounds_check"), "{}", outcome.text);
 }
 
+/// A tool that fails has looked at nothing, so no gate lets its module through.
+#[test]
+fn a_tool_that_fails() {
+    let kernel = FakeKernel::new();
+    kernel.config(
+        "CONFIG_X86_KERNEL_IBT=y\nCONFIG_ARM64_BTI_KERNEL=y\nCONFIG_SHADOW_CALL_STACK=y\nCONFIG_MODULE_UNLOAD=y\n",
+    );
+    let env = "PREFLIGHT_KERNEL_CRATE=lite\nPREFLIGHT_SYMVERS=\n";
+    kernel.write("out/preflight.env", env);
+    kernel.write("Module.symvers", "");
+    let built = module(&kernel, "kfree");
+    for gate in ["callback-tail", "landing-pads", "no-panic", "plain-exports", "relocations", "shadow-stack"] {
+        let mut command = Command::new("sh");
+        command.arg(repository().join("mk").join(gate).with_extension("sh")).arg(&built);
+        command.env("KDIR", kernel.path()).env("OUT", kernel.path().join("out"));
+        for tool in ["NM", "OBJDUMP", "READELF"] {
+            command.env(tool, "/bin/false");
+        }
+        let outcome = run(&mut command);
+        assert!(!outcome.ok && built.exists() && !outcome.text.contains("removed"), "{gate}: {}", outcome.text);
+    }
+}
+
 /// With lock debugging, mutex_lock() is a GPL-only function of another name. Everything else is the
 /// same.
 #[test]

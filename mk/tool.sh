@@ -1,0 +1,12 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# Prints a program of the kernel's toolchain, or LLVM's: the gates of a built module source this file,
+# with CROSS_COMPILE as it is for the kernel.
+tool() { # NAME [THE USER'S OWN]
+	[ -z "${2:-}" ] || { echo "$2"; return; }
+	command -v "${CROSS_COMPILE:-}$1" || command -v "llvm-$1" || command -v "llvm-$1-19" || {
+		gate=${0##*/}
+		echo "${gate%.sh}: neither ${CROSS_COMPILE:-}$1 nor llvm-$1 is installed: install binutils" >&2
+		exit 1
+	}
+}
