@@ -20,7 +20,7 @@ dkms)
 	# What fetches them is of no use beside them.
 	rm -rf "$src/kernel-lite/deps" "$src/kernel-lite/deps.sh" "$src/kernel-lite/crates"
 	cp -R "$deps" "$src/kernel-lite/deps"
-	# Of those the code and the licences.
+	# Keep only their code and their licences.
 	find "$src/kernel-lite/deps" -mindepth 2 -maxdepth 2 \( -name '.*' -o -name '*.orig' -o -name '*.sh' -o -name rust-toolchain.toml \
 		-o -name tests -o -name examples -o -name benches \) -exec rm -rf {} +
 	sed "s/#MODULE_VERSION#/$version/" packaging/dkms/dkms.conf >"$src/dkms.conf"

@@ -129,6 +129,21 @@ fn a_build_that_fails_says_why_once_and_is_tried_again() {
     node.wait("the module", || node.loaded());
 }
 
+/// Nothing can be written where the module is built: the program says so in one line, and goes on once it
+/// can.
+#[test]
+fn a_disk_that_takes_nothing() {
+    let mut node = Node::with_both();
+    node.write("disk", "");
+    let out = node.path("disk/out");
+    node.start(&[("OUT", out.to_str().expect("path"))]);
+    node.says("not built: mkdir: ");
+    node.wait("more looks", || count(&node.log(), "look") > 6);
+    assert_eq!(node.said().lines().count(), 1, "{}", node.said());
+    node.remove("disk");
+    node.wait("the module", || node.loaded());
+}
+
 /// The program prints insmod's reason, does not build the same again, and tries less and less
 /// often.
 #[test]
@@ -265,18 +280,26 @@ fn readme_names_what_is_there() {
     assert!(
         text(manifest).contains("kind: DaemonSet\nmetadata:\n  name: nvidia-peermem-rust\n  namespace: gpu-operator\n")
     );
-    // What the Dockerfile copies, and the packages that it names are those that `make deb` makes.
-    let dockerfile = text("packaging/container/Dockerfile");
-    let copied = dockerfile.lines().filter_map(|line| line.strip_prefix("COPY ")).flat_map(str::split_whitespace);
-    let (built, own): (Vec<&str>, Vec<&str>) =
-        copied.filter(|word| !word.starts_with('/')).partition(|word| word.starts_with("build/"));
-    for path in own {
-        assert!(repository().join(path).exists(), "Dockerfile copies {path}");
-    }
+}
+
+/// Images are made of files that exist, and of packages that `make deb` makes.
+#[test]
+fn dockerfiles_copy_what_is_there() {
+    let text = |name: &str| fs::read_to_string(repository().join(name)).expect("text");
     let control = text("packaging/debian/control");
-    for path in built {
-        let name = path.strip_prefix("build/packages/").and_then(|name| name.split('_').next()).expect("a package");
-        assert!(control.contains(&format!("Package: {name}\n")), "{path}");
+    for file in ["packaging/container/Dockerfile", "packaging/operators/nvsentinel/Dockerfile"] {
+        let dockerfile = text(file);
+        let copied = dockerfile.lines().filter_map(|line| line.strip_prefix("COPY ")).flat_map(str::split_whitespace);
+        let (built, own): (Vec<&str>, Vec<&str>) =
+            copied.filter(|word| !word.starts_with('/')).partition(|word| word.starts_with("build/"));
+        for path in own {
+            assert!(repository().join(path).exists(), "{file} copies {path}");
+        }
+        for path in built {
+            let name = path.strip_prefix("build/packages/").and_then(|name| name.split('_').next());
+            let is_package = name.is_some_and(|name| control.contains(&format!("Package: {name}\n")));
+            assert!(is_package, "{file} copies {path}");
+        }
     }
 }
 
