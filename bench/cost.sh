@@ -10,6 +10,7 @@ set -eu
 repo=$(cd "$(dirname "$0")/.." && pwd)
 lab=$repo/build/lab/fast-7.2
 image=$lab/image-ours.cpio
+[ -z "$(git -C "$repo" status --porcelain)" ] || echo "bench-cost: what is in no commit is not measured" >&2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"

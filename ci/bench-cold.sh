@@ -21,7 +21,8 @@ export NVPM_CACHE="${NVPM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/nvidia-peermem}
 apt_update >&2
 dir=$(mktemp -d /var/tmp/bench-cold.XXXXXX)
 # This machine's own /dev is below it.
-trap 'umount -R -l "$dir/root/proc" "$dir/root/dev" 2>/dev/null || true; rm -rf --one-file-system "$dir"' EXIT
+page=docs/results/cold/${suite}.md
+trap 'umount -R -l "$dir/root/proc" "$dir/root/dev" 2>/dev/null || true; rm -rf --one-file-system "$dir" "$page.new"' EXIT
 mount --make-rprivate /
 grep -E "^deb .* $suite(-security|-backports)? " "$apt/sources.list" |
 	mmdebstrap --quiet --variant=minbase --include=make,git,ca-certificates "$suite" "$dir/root" -
@@ -37,7 +38,6 @@ in_it() {
 		${SSL_CERT_FILE:+SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt PIP_CERT=/etc/ssl/certs/ca-certificates.crt} \
 		chroot "$dir/root" sh -c "cd /root/nvidia-peermem && $1"
 }
-page=docs/results/cold/${suite}.md
 mkdir -p "$(dirname "$page")" build
 {
 	echo "# On a new machine: Debian ${suite^}"

@@ -143,7 +143,8 @@ fn a_way_that_loses_bytes(_: &Env) -> Result<()> {
         lab::set_nic("lose_writes", kind)?;
         let told = reported(&["--quick"]);
         lab::set_nic("lose_writes", 0)?;
-        let (found, code, _) = told?;
+        let (found, code, report) = told?;
+        emit("ways", &json!({ "loses": kind, "report": report }));
         let ways = of_first_pair(&found);
         let deceives = ways.iter().any(|(name, said)| name == lost && said.contains("bytes differ"));
         ensure!(deceives && levels(&found).contains(&right.to_owned()), "{lost}: {ways:?}");
@@ -162,7 +163,8 @@ fn a_way_that_is_slow(_: &Env) -> Result<()> {
     lab::set_nic("slow_us", 500)?;
     let told = reported(&["--way", "dma-buf"]);
     lab::set_nic("slow_us", 0)?;
-    let (found, code, _) = told?;
+    let (found, code, report) = told?;
+    emit("ways", &json!({ "slow_us": 500, "report": report }));
     let ways = of_first_pair(&found);
     let slow = ways.iter().any(|(name, said)| name == "WARN dma-buf" && said.contains("slow: "));
     ensure!(slow && code == Some(1), "exit {code:?}: {ways:?}");
