@@ -41,14 +41,16 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// That of this program, as the shell gave it. A recorded machine has none.
+    /// Returns this program's own environment, as the shell gave it. A recorded machine has none.
     pub fn own(root: &Root) -> Self {
         let all = std::env::vars_os().filter(|_| root.is_live());
         let text = |word: OsString| word.to_string_lossy().into_owned();
-        Self::new(root, OWN.to_owned(), all.map(|(name, value)| (text(name), text(value))).collect())
+        let variables = all.map(|(name, value)| (text(name), text(value))).collect();
+        let home = own_home(root, &variables);
+        Self::new(root, OWN.to_owned(), variables, home, "")
     }
 
-    /// That with which process `pid` was started. What it has set since is not seen.
+    /// Returns the environment with which process `pid` was started. What it has set since is not seen.
     pub fn of_process(root: &Root, pid: u32) -> Result<Self> {
         let bytes = match root.bytes(&format!("/proc/{pid}/environ")) {
             Ok(bytes) => bytes,
@@ -56,14 +58,28 @@ impl Environment {
             Err(_) => bail!("there is no process {pid}"),
         };
         let variables = bytes.split(|byte| *byte == 0).filter_map(|entry| assignment(&String::from_utf8_lossy(entry)));
+        let variables: Variables = variables.collect();
         let comm = root.line(&format!("/proc/{pid}/comm")).unwrap_or_default();
-        Ok(Self::new(root, format!("process {pid} ({comm})"), variables.collect()))
+        // In a container it has other files under these names.
+        let mounts = |of: &str| root.link_name(&format!("/proc/{of}/ns/mnt"));
+        let elsewhere = mounts(&pid.to_string()) != mounts("self");
+        let below = if elsewhere { format!("/proc/{pid}/root") } else { String::new() };
+        let status = root.text(&format!("/proc/{pid}/status")).unwrap_or_default();
+        let uid = status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_ascii_whitespace().next());
+        let home = uid.and_then(|uid| home_of(root, &below, uid)).or_else(|| variables.get("HOME").cloned());
+        let mut environment = Self::new(root, format!("process {pid} ({comm})"), variables, home, &below);
+        if elsewhere && root.names(&format!("{below}/")).is_empty() {
+            let note = format!("not understood: process {pid} has other files than this shell, and its NCCL's cannot be read: run this as root");
+            environment.not_understood.push(note);
+        }
+        Ok(environment)
     }
 
     /// Returns the environment that the program of a command line would have, as far as that is
     /// understood. Nothing is run.
     pub fn of_command(root: &Root, words: &[String]) -> Self {
         let own = Self::own(root).variables;
+        let own_home = own_home(root, &own);
         let mut launched = Launched::read(own, words, root.is_live());
         for file in std::mem::take(&mut launched.files) {
             match root.text(&file) {
@@ -74,39 +90,57 @@ impl Environment {
                 Err(_) => launched.not_understood.push(format!("not understood: {file}, which cannot be read")),
             }
         }
-        let mut environment = Self::new(root, "that command line".to_owned(), launched.variables);
+        let home = match &launched.user {
+            Some(user) => home_of(root, "", user),
+            None => own_home,
+        };
+        let mut environment = Self::new(root, "that command line".to_owned(), launched.variables, home, "");
         environment.not_understood.splice(0..0, launched.not_understood);
         environment
     }
 
-    fn new(root: &Root, whose: String, variables: Variables) -> Self {
-        let home = variables.get("HOME").map(|home| format!("{home}/.nccl.conf"));
+    /// `home` is its user's home directory; its files lie below the folder `below`.
+    fn new(root: &Root, whose: String, variables: Variables, home: Option<String>, below: &str) -> Self {
+        let home = home.map(|home| format!("{home}/.nccl.conf"));
         let named = variables.get("NCCL_CONF_FILE").filter(|file| !file.is_empty()).cloned();
         let mut not_understood = Vec::new();
-        if let Some(file) = named.as_ref().filter(|file| root.text(file).is_err()) {
+        let is_unread = |file: &&String| {
+            !file.starts_with('/') && !below.is_empty() || root.text(&format!("{below}{file}")).is_err()
+        };
+        if let Some(file) = named.as_ref().filter(is_unread) {
             not_understood.push(format!("not understood: NCCL_CONF_FILE={file}, which cannot be read"));
         }
         let files = named.or(home).into_iter().chain(["/etc/nccl.conf".to_owned()]);
-        let read = |file: String| {
-            let text = root.text(&file).ok()?;
+        let mut read = |file: String| {
+            let text = match root.text(&format!("{below}{file}")) {
+                Ok(text) => text,
+                Err(why) => {
+                    if why == Missing::Denied {
+                        not_understood.push(format!("not understood: {file}, which only its owner may read"));
+                    }
+                    return None;
+                }
+            };
             let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
             Some((file, lines.filter_map(assignment).collect()))
         };
-        let mut nccl: Vec<(String, Variables)> = files.filter_map(read).collect();
-        // NCCL takes this file where nobody names another.
-        if root.exists(VIRTUAL_TOPOLOGY) {
-            let topology = ("NCCL_TOPO_FILE".to_owned(), VIRTUAL_TOPOLOGY.to_owned());
+        let mut nccl: Vec<(String, Variables)> = files.filter_map(&mut read).collect();
+        // NCCL takes this file where nobody names another. In an image /var/run is a link that leads out of it.
+        let in_image = VIRTUAL_TOPOLOGY.strip_prefix("/var").filter(|_| !below.is_empty());
+        let virtual_topology = in_image.unwrap_or(VIRTUAL_TOPOLOGY);
+        if root.exists(&format!("{below}{virtual_topology}")) {
+            let topology = ("NCCL_TOPO_FILE".to_owned(), virtual_topology.to_owned());
             nccl.push(("NCCL's own defaults".to_owned(), [topology].into_iter().collect()));
         }
         let mut environment = Self { is_chosen: whose != OWN, whose, not_understood, nccl, variables, topology: None };
-        environment.topology = environment.topology_file(root);
+        environment.topology = environment.topology_file(root, below);
         environment
     }
 
     /// Reads the file from which NCCL takes the distances.
-    fn topology_file(&self, root: &Root) -> Option<TopologyFile> {
+    fn topology_file(&self, root: &Root, below: &str) -> Option<TopologyFile> {
         let (file, place) = self.nccl("NCCL_TOPO_FILE").filter(|(file, _)| !file.is_empty())?;
-        let read = match root.text(file) {
+        let read = match root.text(&format!("{below}{file}")) {
             Ok(text) => Topology::parse(&text),
             Err(Missing::Denied) => Err("it may not be read by this user".to_owned()),
             Err(_) => Err("it cannot be read here".to_owned()),
@@ -151,6 +185,22 @@ impl Environment {
     }
 }
 
+/// Returns the home directory of this program's user, as NCCL finds it: by the number of the user, and not
+/// by HOME, which launchers take away.
+fn own_home(root: &Root, variables: &Variables) -> Option<String> {
+    let found = root.is_live().then(|| home_of(root, "", &rustix::process::getuid().as_raw().to_string()));
+    found.flatten().or_else(|| variables.get("HOME").cloned())
+}
+
+/// Returns the home directory of a user, by name or number, in the list of users below a folder, which may
+/// not have those of a directory service.
+fn home_of(root: &Root, below: &str, user: &str) -> Option<String> {
+    let text = root.text(&format!("{below}/etc/passwd")).ok()?;
+    let mut users = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let user = users.find(|fields| [0, 2].iter().any(|at| fields.get(*at) == Some(&user)))?;
+    user.get(5).filter(|home| !home.is_empty()).map(|home| (*home).to_owned())
+}
+
 /// Reads `NAME=VALUE`.
 pub fn assignment(word: &str) -> Option<(String, String)> {
     let (name, value) = word.split_once('=')?;
@@ -181,5 +231,37 @@ mod tests {
         assert_eq!(environment.nccl("NCCL_IB_HCA"), Some(("mlx5_2", "/home/u/.nccl.conf")));
         assert_eq!(environment.nccl("NCCL_NET_GDR_LEVEL"), Some(("SYS", "/etc/nccl.conf")));
         assert!(Environment::of_process(&root, 8).is_err());
+    }
+
+    /// NCCL asks the list of users for the home directory, and in a container that of the container.
+    #[test]
+    fn files_of_nccl_are_those_of_the_user_and_of_the_container() {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in [
+            ("etc/passwd", "u:x:1000:1000::/home/u:/bin/sh\n"),
+            ("etc/nccl.conf", "NCCL_NET_GDR_LEVEL=SYS\n"),
+            ("home/u/.nccl.conf", "NCCL_IB_DISABLE=1\n"),
+            ("proc/7/environ", "PATH=/bin\0"),
+            ("proc/7/status", "Name:\tpython\nUid:\t1000\t1000\t1000\t1000\n"),
+            ("proc/8/environ", "PATH=/bin\0"),
+            ("proc/8/root/etc/nccl.conf", "NCCL_NET=Socket\n"),
+            ("proc/9/environ", "PATH=/bin\0"),
+        ] {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        for (pid, namespace) in [("self", 1), ("7", 1), ("8", 2), ("9", 3)] {
+            let ns = dir.path().join(format!("proc/{pid}/ns"));
+            std::fs::create_dir_all(&ns).unwrap();
+            std::os::unix::fs::symlink(format!("mnt:[{namespace}]"), ns.join("mnt")).unwrap();
+        }
+        let root = Root::new(dir.path());
+        let of = |pid| Environment::of_process(&root, pid).unwrap();
+        assert_eq!(of(7).nccl("NCCL_IB_DISABLE"), Some(("1", "/home/u/.nccl.conf")));
+        assert_eq!(of(8).nccl("NCCL_NET"), Some(("Socket", "/etc/nccl.conf")));
+        assert_eq!(of(8).nccl("NCCL_NET_GDR_LEVEL"), None, "that of the host");
+        assert!(of(8).not_understood.is_empty());
+        assert!(of(9).not_understood.iter().any(|note| note.contains("cannot be read")), "{:?}", of(9).not_understood);
     }
 }

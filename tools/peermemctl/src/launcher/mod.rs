@@ -6,6 +6,7 @@ mod tables;
 
 use crate::environment::assignment;
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use tables::{APPTAINER_FLAGS, CONTAINER_FLAGS, FOREIGN, MPI_NONE, MPI_ONE, SRUN_FLAGS, SRUN_LONG_FLAGS, WRAPPERS};
 
@@ -16,8 +17,12 @@ pub struct Launched {
     pub not_understood: Vec<String>,
     /// Files of variables (`docker --env-file`) that are to be read.
     pub files: Vec<String>,
+    /// The user as whom sudo runs the program.
+    pub user: Option<String>,
     /// Returns whether a path is known to be no program.
     is_data: fn(&str) -> bool,
+    /// Returns whether a path is known to be a script of a shell.
+    is_script: fn(&str) -> bool,
 }
 
 /// How deep launchers may start launchers.
@@ -29,8 +34,11 @@ impl Launched {
     /// Reads a command line that is started with these variables, `here` if on this machine and in this
     /// folder: then files tell which of its words are no programs.
     pub fn read(variables: BTreeMap<String, String>, words: &[String], here: bool) -> Self {
-        let is_data: fn(&str) -> bool = if here { is_data } else { |_| false };
-        let mut launched = Self { variables, not_understood: Vec::new(), files: Vec::new(), is_data };
+        let nothing: fn(&str) -> bool = |_| false;
+        let (is_data, is_script) =
+            if here { (is_data as fn(&str) -> bool, is_script as fn(&str) -> bool) } else { (nothing, nothing) };
+        let mut launched =
+            Self { variables, not_understood: Vec::new(), files: Vec::new(), user: None, is_data, is_script };
         launched.command(words, 0);
         launched.overlooked(words);
         launched
@@ -99,7 +107,11 @@ impl Launched {
                 // The program; its arguments set nothing, unless they look as if they did.
                 None => {
                     let rest: Vec<&String> = words.collect();
-                    if let Some(word) = rest.iter().find(|word| is_of_a_library(word) || mentions_a_library(word)) {
+                    if is_named_as_script(name) || word.contains('/') && (self.is_script)(word) {
+                        self.note(&format!("the script {word}"));
+                    } else if let Some(word) =
+                        rest.iter().find(|word| is_of_a_library(word) || mentions_a_library(word))
+                    {
                         self.note(&format!("{name} with {word}"));
                     } else if !word.contains('/') && rest.iter().any(|word| is_a_program(word) && !(self.is_data)(word))
                     {
@@ -110,6 +122,10 @@ impl Launched {
             },
         }
         let rest: Vec<String> = words.cloned().collect();
+        // `env` alone prints what a program would have.
+        if rest.is_empty() && name != "env" {
+            self.note(&format!("{name} without a program"));
+        }
         self.command(&rest, depth + 1);
     }
 
@@ -136,21 +152,45 @@ impl Launched {
 
     /// Reads sudo, which by default passes no variable on but those in its own command line.
     fn sudo(&mut self, words: &mut Words) {
-        const WITH_WORD: [&str; 10] = ["-u", "-g", "-h", "-p", "-C", "-r", "-t", "-U", "-D", "--user"];
-        let mut kept = false;
+        /// Short options that take a word.
+        const WITH_WORD: &str = "ughpCrtUDRT";
+        let (mut kept, mut user) = (false, "root".to_owned());
         let mut names: Vec<String> = Vec::new();
         while let Some(word) = words.next_if(|word| word.starts_with('-')) {
-            match word.as_str() {
-                "--" => break,
-                "-E" | "--preserve-env" => kept = true,
-                word if WITH_WORD.contains(&word) => drop(words.next()),
-                word => {
-                    if let Some(list) = word.strip_prefix("--preserve-env=") {
+            match word.strip_prefix("--") {
+                Some("") => break,
+                Some("preserve-env") => kept = true,
+                Some("login") => self.note(&format!("sudo {word} (the profile of a login)")),
+                Some("user") => user = words.next().cloned().unwrap_or_default(),
+                Some(long) => {
+                    if let Some(list) = long.strip_prefix("preserve-env=") {
                         names.extend(list.split(',').map(str::to_owned));
+                    }
+                    if let Some(name) = long.strip_prefix("user=") {
+                        user = name.to_owned();
+                    }
+                }
+                // Several in one word: `-iu NAME`, `-uNAME`.
+                None => {
+                    for (at, letter) in word.char_indices().skip(1) {
+                        match letter {
+                            'E' => kept = true,
+                            'i' => self.note(&format!("sudo {word} (the profile of a login)")),
+                            letter if WITH_WORD.contains(letter) => {
+                                let rest = word.get(at + 1..).unwrap_or_default();
+                                let value = if rest.is_empty() { words.next().cloned() } else { Some(rest.to_owned()) };
+                                if letter == 'u' {
+                                    user = value.unwrap_or_default();
+                                }
+                                break;
+                            }
+                            _ => {}
+                        }
                     }
                 }
             }
         }
+        self.user = Some(user);
         if !kept {
             self.variables.retain(|name, _| names.contains(name));
         }
@@ -196,6 +236,7 @@ impl Launched {
     }
 
     fn srun(&mut self, words: &mut Words) {
+        let mut is_given = false;
         while let Some(word) = words.next_if(|word| word.starts_with('-')) {
             if word == "--" {
                 break;
@@ -203,8 +244,12 @@ impl Launched {
             // Pyxis: the image has variables of its own.
             // So have images by other options of Pyxis, of OCI bundles and of CSCS's plugin.
             let of_image = ["--container-image", "--container-name", "--container", "--environment"];
-            if let Some(option) = of_image.iter().find(|option| word.split('=').next() == Some(**option)) {
-                self.note(&format!("srun {option} (the variables of its image)"));
+            let option = word.split('=').next().unwrap_or_default();
+            match option {
+                _ if of_image.contains(&option) => self.note(&format!("srun {option} (the variables of its image)")),
+                "--multi-prog" => self.note("srun --multi-prog (a file names the programs)"),
+                "--task-prolog" => self.note("srun --task-prolog (a program sets variables)"),
+                _ => {}
             }
             let list = match word.strip_prefix("--export=") {
                 Some(list) => Some(list.to_owned()),
@@ -212,6 +257,7 @@ impl Launched {
                 None => None,
             };
             if let Some(list) = list {
+                is_given = true;
                 self.export(&list);
                 continue;
             }
@@ -223,6 +269,10 @@ impl Launched {
             if !alone {
                 words.next();
             }
+        }
+        // What sbatch was told, unless srun is told otherwise.
+        if let Some(list) = self.variables.get("SLURM_EXPORT_ENV").filter(|_| !is_given).cloned() {
+            self.export(&list);
         }
     }
 
@@ -340,6 +390,15 @@ impl Launched {
     fn shell(&mut self, name: &str, mut words: Words, depth: usize) {
         let flags: Vec<&String> = std::iter::from_fn(|| words.next_if(|word| word.starts_with('-'))).collect();
         let Some(script) = words.next() else { return self.note(name) };
+        let is_login = |flag: &&&String| match flag.strip_prefix("--") {
+            Some(long) => long == "login",
+            None => flag.contains(['l', 'i']),
+        };
+        if let Some(flag) = flags.iter().find(is_login) {
+            self.note(&format!("{name} {flag} (the profile of a shell)"));
+        } else if name == "zsh" {
+            self.note("zsh (its .zshenv)");
+        }
         if !flags.iter().any(|flag| !flag.starts_with("--") && flag.ends_with('c')) {
             return self.note(&format!("the script {script}"));
         }
@@ -390,6 +449,25 @@ fn mentions_a_library(word: &str) -> bool {
 fn is_data(path: &str) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.is_dir() || found.permissions().mode() & 0o111 == 0)
 }
+
+/// Returns whether a file has the name of a script of a shell.
+fn is_named_as_script(name: &str) -> bool {
+    name.rsplit_once('.').is_some_and(|(_, end)| SHELLS.contains(&end))
+}
+
+/// Returns whether a file begins as scripts of a shell do.
+fn is_script(path: &str) -> bool {
+    let mut start = [0; 128];
+    let length = std::fs::File::open(path).and_then(|mut file| file.read(&mut start)).unwrap_or(0);
+    let text = String::from_utf8_lossy(start.get(..length).unwrap_or_default()).into_owned();
+    let first = text.lines().next().unwrap_or_default();
+    first.strip_prefix("#!").is_some_and(|words| {
+        words.split_ascii_whitespace().any(|word| SHELLS.contains(&word.rsplit('/').next().unwrap_or(word)))
+    })
+}
+
+/// Shells, whose scripts may set variables.
+const SHELLS: [&str; 8] = ["sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish"];
 
 /// Returns whether an argument is a program by its look, or says that one follows: then what it is given
 /// to is a launcher. `./train` is one, `./config.yaml` is none.
@@ -553,6 +631,21 @@ mod tests {
             "python3 -c \"import os; os.environ['NCCL_IB_DISABLE']='1'\"",
             "pixi run train",
             "fish -c ./app",
+            "./app.sh",
+            "srun -N 2 /shared/run.bash",
+            "bash -lc ./app",
+            "bash --login -c ./app",
+            "zsh -c ./app",
+            "sudo -i ./app",
+            "sudo -iu user ./app",
+            "srun --multi-prog job.conf",
+            "srun --task-prolog=setup ./app",
+            "srun -N 2",
+            "timeout 9",
+            "uv run --env-file f app",
+            "poetry run app",
+            "envdir dir app",
+            "make train",
         ] {
             assert!(!read(line).not_understood.is_empty(), "{line}");
         }

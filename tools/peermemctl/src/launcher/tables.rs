@@ -2,7 +2,7 @@
 //! Names of launchers, and their options that take a word or none.
 
 /// Launchers whose program runs somewhere else, or with variables of somebody else.
-pub(super) const FOREIGN: [&str; 93] = [
+pub(super) const FOREIGN: [&str; 110] = [
     "ssh",
     "pdsh",
     "clush",
@@ -96,11 +96,30 @@ pub(super) const FOREIGN: [&str; 93] = [
     "mpiexec.slurm",
     "runai",
     "dask-cuda-worker",
+    "make",
+    "conda",
+    "mamba",
+    "micromamba",
+    "uv",
+    "uvx",
+    "pipenv",
+    "poetry",
+    "pdm",
+    "hatch",
+    "rye",
+    "envdir",
+    "chpst",
+    "env-cmd",
+    "honcho",
+    "accelerate",
+    "colossalai",
 ];
 
 /// Wrappers that pass their environment on: name, options that take a word of their own, words
 /// before the program.
-pub(super) const WRAPPERS: [(&str, &[&str], usize); 15] = [
+pub(super) const WRAPPERS: [(&str, &[&str], usize); 17] = [
+    ("tini", &["-p", "-e"], 0),
+    ("dumb-init", &["-r", "--rewrite"], 0),
     ("timeout", &["-s", "--signal", "-k", "--kill-after"], 1),
     ("nice", &["-n", "--adjustment"], 0),
     ("nohup", &[], 0),
@@ -199,5 +218,14 @@ pub(super) const APPTAINER_FLAGS: [&str; 11] = [
 
 /// Short options of srun that take no word, or have it with them.
 pub(super) const SRUN_FLAGS: [&str; 10] = ["-l", "-u", "-v", "-Q", "-E", "-k", "-K", "-O", "-s", "-X"];
-pub(super) const SRUN_LONG_FLAGS: [&str; 8] =
-    ["--label", "--unbuffered", "--verbose", "--exclusive", "--overlap", "--pty", "--no-kill", "--overcommit"];
+pub(super) const SRUN_LONG_FLAGS: [&str; 9] = [
+    "--multi-prog",
+    "--label",
+    "--unbuffered",
+    "--verbose",
+    "--exclusive",
+    "--overlap",
+    "--pty",
+    "--no-kill",
+    "--overcommit",
+];
