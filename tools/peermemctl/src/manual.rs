@@ -97,7 +97,7 @@ pub fn exit_status(command: &str) -> &'static [Example] {
             ("0", "Usable: each pair has a way that works. With --module: everything was tried, and held."),
             ("1", "Usable, with warnings: slow, refused, or not each pair. With --module: something was not tried."),
             ("2", "Not usable, or a way that registers does not work. With --module: something does not hold."),
-            ("3", "Unknown: the machine lacks a GPU, a NIC or (with --module) a module to test."),
+            ("3", "Unknown: the machine lacks a GPU, a NIC or (with --module) a module to test; or no bytes can be tried, as with an EFA, which makes no reliable connections."),
         ],
         "" | "status" | "doctor" | "check" => &[
             ("0", "Usable."),

@@ -541,12 +541,19 @@ impl<'a> Domain<'a> {
         };
         type Create = unsafe extern "C" fn(*mut c_void, *mut QpInit) -> *mut RawQp;
         // SAFETY: Type of the header; `init` is a local.
-        let qp = unsafe { self.device.verbs.function::<Create>("ibv_create_qp")?(self.raw, &mut init) };
+        let qp = unsafe { self.device.verbs.function::<Create>(CREATE_QP)?(self.raw, &mut init) };
         match qp.is_null() {
             false => Ok(QueuePair(qp)),
-            true => Err(io::Error::last_os_error()).context("ibv_create_qp"),
+            true => Err(io::Error::last_os_error()).context(CREATE_QP),
         }
     }
+}
+
+/// Returns whether an error says that a device makes no queue pairs of reliable connections, as an EFA.
+pub fn has_no_connections(error: &anyhow::Error) -> bool {
+    let of_queue_pair = error.chain().any(|cause| cause.to_string() == CREATE_QP);
+    let number = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error());
+    of_queue_pair && number == Some(libc::EOPNOTSUPP)
 }
 
 impl Drop for Domain<'_> {
@@ -635,6 +642,9 @@ fn parse_gid(text: &str) -> Option<[u8; 16]> {
     }
     (gid != [0; 16]).then_some(gid)
 }
+
+/// The function that makes a queue pair.
+const CREATE_QP: &str = "ibv_create_qp";
 
 /// A live queue pair.
 #[derive(Clone, Copy)]

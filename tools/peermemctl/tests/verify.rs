@@ -167,6 +167,8 @@ fn each_break_is_found_and_named() {
         ("STAND_IN_PLAIN", "524", "verify --quick --way peer-memory", 2, 0, "FAIL", "cannot reach each other"),
         ("STAND_IN_DMA_BUF", "22", "verify --quick", 0, 1, "SKIP", "UMR"),
         ("STAND_IN_NO_DMA_BUF", "1", "verify --quick", 0, 1, "SKIP", "does not offer"),
+        ("STAND_IN_NO_RC", "1", "verify --quick", 3, 0, "SKIP", "registers GPU memory (in "),
+        ("STAND_IN_NO_RC", "1", "verify --quick", 3, 1, "SKIP", "makes no reliable connections"),
         ("STAND_IN_LOCKED", "65536", "verify", 0, 0, "OK", ""),
         ("STAND_IN_NO_ATOMICS", "1", "verify", 0, 0, "OK", ""),
     ] {

@@ -16,7 +16,7 @@ use crate::rdma::RdmaDevice;
 use crate::root::Root;
 use crate::speed;
 use crate::trial::{self, Before, How};
-use crate::verbs::{status_words, Domain, Loopback, Op, PortAddress, Verbs, NO_COMPLETION, SUCCESS};
+use crate::verbs::{self, status_words, Domain, Loopback, Op, PortAddress, Verbs, NO_COMPLETION, SUCCESS};
 use crate::way::{self, Way};
 use anyhow::{bail, ensure, Context, Result};
 use fastrand::Rng;
@@ -226,6 +226,18 @@ impl Target<'_> {
             self.judge_speed(&mut found);
             return found;
         };
+        if verbs::has_no_connections(&error) {
+            // Without these, nothing is known of bytes: no verdict.
+            let took = found.register_us.take();
+            found.deregister_us = None;
+            let registers = took.map_or(String::new(), |us| format!(", which registers GPU memory (in {us:.1} µs),"));
+            let why = format!(
+                "{NOT_TRIED}: {}{registers} makes no reliable connections (RC), and verify moves bytes by these alone",
+                self.nic.name
+            );
+            (found.level, found.message) = (Level::Skip, Some(why));
+            return found;
+        }
         let hung = format!("{error:#}").contains(NO_COMPLETION);
         (found.level, found.message) = match found.register_us {
             // It registered: what fails then is no refusal.

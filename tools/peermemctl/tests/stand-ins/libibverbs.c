@@ -5,6 +5,7 @@
  * STAND_IN_LOSE=plain|dma-buf: the NIC writes nothing to GPU memory of this way, and says that it did.
  * STAND_IN_SHIFT: it writes a byte too far. STAND_IN_SLOW: microseconds of each request with GPU memory.
  * STAND_IN_HANG: no request ends. STAND_IN_STUCK: registering GPU memory never returns.
+ * STAND_IN_NO_RC: it makes no reliable connections, as an EFA.
  * STAND_IN_LOCKED: the bytes of host memory of which more cannot be registered (ENOMEM).
  * STAND_IN_LOG: a file to which each registration of GPU memory writes. */
 #include <errno.h>
@@ -276,6 +277,11 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *domain, struct ibv_qp_init_attr *ini
 	struct ibv_qp *qp = calloc(1, sizeof(*qp));
 
 	(void)domain, (void)init;
+	if (is_set("STAND_IN_NO_RC")) {
+		free(qp);
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
 	qp->context = &context;
 	qp->qp_num = ++number;
 	return qp;
