@@ -150,7 +150,7 @@ pub const CHECKS: [Entry; 75] = [
     entry(
         "clients.counters",
         "What the module has counted since it was loaded.",
-        "Refusals by reason, the longest calls of the GPU driver and late callbacks are told where they are not zero.",
+        "It names refusals by their reasons, the longest calls of the GPU driver and late callbacks, each if it is not zero.",
     ),
     entry(
         "clients.callbacks",
@@ -255,12 +255,12 @@ pub const CHECKS: [Entry; 75] = [
     entry(
         "fabric.relaxed_ordering",
         "Whether devices may use relaxed ordering; as root.",
-        "On some platforms writes are slow without it. Only told: the kernel switches it off where it is broken.",
+        "On some platforms writes are slow without it. This check never fails, it informs: the kernel switches it off where it is broken.",
     ),
     entry(
         "fabric.numa_balancing",
         "Automatic NUMA balancing.",
-        "Its page faults cost latency. Only told.",
+        "Its page faults cost latency. This check never fails, it informs.",
     ),
     entry(
         "limits.pages",

@@ -67,13 +67,13 @@ pub enum Command {
     },
     /// Live registrations by process, those of the most bytes first; as root
     List {
-        /// Of this process only
+        /// Only those of this process
         #[arg(long, add = ArgValueCandidates::new(complete::registrants))]
         pid: Option<u32>,
-        /// Of this GPU only, by index or address
+        /// Only those of this GPU, by index or address
         #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
         gpu: Option<String>,
-        /// Of this NIC only, by name, index or address
+        /// Only those of this NIC, by name, index or address
         #[arg(long, add = ArgValueCandidates::new(complete::nics))]
         nic: Option<String>,
     },
@@ -104,10 +104,10 @@ pub enum Command {
         /// Print a picture (SVG)
         #[arg(long, conflicts_with = "json")]
         svg: bool,
-        /// Of this GPU only, by index or address
+        /// Only those of this GPU, by index or address
         #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
         gpu: Option<String>,
-        /// Of this NIC only, by name, index or address
+        /// Only those of this NIC, by name, index or address
         #[arg(long, add = ArgValueCandidates::new(complete::nics))]
         nic: Option<String>,
     },
@@ -167,8 +167,8 @@ pub enum Command {
 #[derive(Args)]
 pub struct Programs {
     /// Usable means that each of these programs has a way: verbs (those that call ibv_reg_mr()
-    /// themselves, such as perftest and MPI), nccl, gin, sharp, ucx, nvshmem, libfabric, mooncake. Without
-    /// this, one way is enough
+    /// themselves, such as perftest and MPI), nccl, gin, sharp, ucx, nixl, nvshmem, deepep, libfabric,
+    /// mooncake. Without this, one way is enough
     #[arg(long = "for", value_name = "PROGRAMS", value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(doctor::ways::programs()))]
     pub asked: Vec<String>,
 }

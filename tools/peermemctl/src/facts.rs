@@ -98,6 +98,29 @@ pub const UNTRANSLATED: Rule = rule(
     "behind a translating IOMMU NVIDIA's nvidia-peermem hands the NIC untranslated addresses",
     "docs/nvidia-c.md of this project",
 );
+pub const TOPOLOGY: Rule = rule(
+    "nvidia.ko",
+    Some("580"),
+    None,
+    "the driver's check of the PCI topology is made for peer memory and dma-buf alike: on a chipset that it does not approve of, GPU and NIC need a common switch, but for GPUs with a coherent link and in virtual machines",
+    "nv_grdma_pci_topology_supported in kernel-open/nvidia/nv-pci.c of open-gpu-kernel-modules 580, called by nv-p2p.c and nv-dmabuf.c",
+);
+pub const DATA_DIRECT: Rule =
+    rule("Linux", Some("6.12"), None, "mlx5_ib knows Data Direct", "drivers/infiniband/hw/mlx5/data_direct.c");
+pub const LIBFABRIC_NAMES: Rule = rule(
+    "libfabric",
+    None,
+    None,
+    "its verbs provider takes GPU memory only of devices whose names have mlx in them, or mlx5 for dma-buf",
+    "vrb_hmem_supported in prov/verbs/src/verbs_info.c of libfabric 2.1 (docs/consumers.md)",
+);
+pub const UCX_PORTS: Rule = rule(
+    "UCX",
+    None,
+    None,
+    "UCX_NET_DEVICES takes NAME:PORT; versions of 2026 and later take names without a port, and perhaps ranges such as mlx5_[0-2]",
+    "openucx/ucx#11142 and #11205",
+);
 pub const CORE_DMA_BUF: Rule =
     rule("Linux", Some("5.12"), None, "the RDMA core registers dma-bufs", "drivers/infiniband/core/umem_dmabuf.c");
 pub const IBGDA_BY_GPU: Rule = rule(
@@ -216,16 +239,26 @@ pub const DMA_BUF_DRIVERS: [(&str, &str, &str); 6] = [
     ("ionic_rdma", "6.18", "drivers/infiniband/hw/ionic/ionic_ibdev.c"),
 ];
 
+/// PCI device ids of the ConnectX and BlueField before ConnectX-8, of which a virtual function of
+/// ConnectX-6 Dx and later (101e) is none: it has the id of all its kind. Of the table in
+/// drivers/net/ethernet/mellanox/mlx5/core/main.c.
+pub const CONNECTX_WITHOUT_DATA_DIRECT: [u16; 19] = [
+    0x1011, 0x1012, 0x1013, 0x1014, 0x1015, 0x1016, 0x1017, 0x1018, 0x1019, 0x101a, 0x101b, 0x101c, 0x101d, 0x101f,
+    0x1021, 0xa2d2, 0xa2d3, 0xa2d6, 0xa2dc,
+];
+
 /// Drivers that have no registration of dma-bufs in any kernel that is known.
 pub const NO_DMA_BUF_DRIVERS: [&str; 7] = ["mlx4_ib", "iw_cxgb4", "qedr", "hfi1", "erdma", "rdma_rxe", "siw"];
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 22] = [
+pub const ALL: [&Rule; 26] = [
     &DRIVER_TOO_OLD,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
     &TOPOLOGY_DENIED,
     &FORCED_PCIE_COHERENT,
+    &TOPOLOGY,
+    &DATA_DIRECT,
     &DMA_BUF_IOMMU,
     &UNTRANSLATED,
     &CORE_DMA_BUF,
@@ -236,7 +269,9 @@ pub const ALL: [&Rule; 22] = [
     &NCCL_PEERS_ONLY,
     &MLX5_UMR,
     &UCX_PEERS_ONLY,
+    &UCX_PORTS,
     &LIBFABRIC_KALLSYMS,
+    &LIBFABRIC_NAMES,
     &NIXL_UCX,
     &MOONCAKE_PLAIN,
     &DEEPEP_NVSHMEM,

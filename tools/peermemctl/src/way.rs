@@ -175,6 +175,8 @@ fn breaks(id: &str, way: Way) -> bool {
         // NVIDIA's module hands out addresses that an IOMMU does not know; no other way does.
         "fabric.iommu" => way == Way::PeerMemory,
         _ if of_peer_memory(id) => way == Way::PeerMemory,
+        // Each is about a pair, which is judged by itself.
+        "fabric.pairs" => false,
         _ => !id.starts_with("consumers."),
     }
 }
@@ -198,7 +200,7 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
         ));
     }
     let judged = match way {
-        Way::PeerMemory => peer_memory(machine, nic),
+        Way::PeerMemory => peer_memory(machine, gpu, nic),
         Way::DmaBuf => dma_buf(machine, gpu, nic),
         Way::DmaBufPcie => dma_buf(machine, gpu, nic).and(|| forced_pcie(machine, gpu, nic)),
         Way::DataDirect => dma_buf(machine, gpu, nic).and(|| data_direct(machine, nic)),
@@ -231,8 +233,19 @@ fn not_told(machine: &Machine, gpu: &Device) -> Option<String> {
 /// Returns whether memory of a GPU is pinned now, or was.
 fn has_been_pinned(machine: &Machine, gpu: &Device) -> bool {
     let now = machine.registrations.iter().flatten().any(|row| row.gpu.as_deref() == Some(&gpu.address));
-    let mut pairs = machine.stats.as_ref().ok().into_iter().flat_map(|stats| stats.pairs());
-    now || pairs.any(|(of, _, says)| of == gpu.address && says == "supported")
+    now || asked_of(machine).any(|(of, _, says)| of == gpu.address && says == "supported")
+}
+
+/// Returns the GPUs and NICs (PCI addresses) that met in a registration, and what the GPU driver said of
+/// each two.
+fn asked_of<'a>(machine: &'a Machine) -> impl Iterator<Item = (&'a str, &'a str, &'a str)> {
+    machine.stats.as_ref().ok().into_iter().flat_map(|stats| stats.pairs())
+}
+
+/// Returns what the GPU driver said of a GPU and a NIC: `supported`, `unsupported` or `unasked`.
+fn said_of<'a>(machine: &'a Machine, gpu: &Device, nic: &RdmaDevice) -> Option<&'a str> {
+    let is_it = |of: &str, with: &str| of == gpu.address && Some(with) == nic.pci.as_deref();
+    asked_of(machine).find(|(of, with, _)| is_it(of, with)).map(|(.., says)| says)
 }
 
 /// Returns whether the driver of a NIC asks peers for memory.
@@ -248,7 +261,7 @@ pub fn nic_asks_peers(machine: &Machine, nic: &RdmaDevice) -> Judged {
     }
 }
 
-fn peer_memory(machine: &Machine, nic: &RdmaDevice) -> Judged {
+fn peer_memory(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     if setting::takes_by_itself(machine, nic) {
         return Judged::Yes(format!("{}'s own driver takes GPU memory (device/p2p in sysfs)", nic.name));
     }
@@ -264,14 +277,79 @@ fn peer_memory(machine: &Machine, nic: &RdmaDevice) -> Judged {
         }
         (None, _) => return Judged::No("nvidia_peermem is not loaded".to_owned()),
     }
-    match nic_asks_peers(machine, nic) {
-        no @ Judged::No(_) => no,
-        // The core has registered the module, and its drivers came with it.
-        _ => Judged::Yes(match machine.loaded {
+    let asks = match (nic_asks_peers(machine, nic), vendor(nic)) {
+        // The core has registered the module, and the drivers of these came with it.
+        (Judged::Unknown(_), Vendor::Mellanox | Vendor::Broadcom) => Judged::Yes(String::new()),
+        (asks, _) => asks,
+    };
+    let approved = || match said_of(machine, gpu, nic) {
+        Some("supported") => Judged::Yes(String::new()),
+        Some("unsupported") => Judged::No(unsupported(gpu, nic)),
+        _ => match topology(machine, gpu, nic) {
+            // It is of a dma-buf, and perhaps of another pair.
+            Judged::No(line) if !topology_denied(machine) => match shares_a_switch(machine, gpu, nic) {
+                true => Judged::Yes(String::new()),
+                false => Judged::Unknown(line),
+            },
+            judged => judged,
+        },
+    };
+    asks.and(approved).and(|| {
+        Judged::Yes(match machine.loaded {
             Some(_) => "nvidia_peermem is loaded".to_owned(),
             None => format!("{OLD_MODULE} is loaded"),
-        }),
+        })
+    })
+}
+
+/// Returns what to do where the GPU driver refuses to give a GPU's memory to a NIC by peer memory.
+pub fn cure_of_refusal(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Option<String> {
+    if topology_denied(machine) && is_coherent(machine, gpu) != Some(true) {
+        return Some(topology_cure(machine));
     }
+    (said_of(machine, gpu, nic) == Some("unsupported"))
+        .then(|| "use a NIC that the GPU can reach: peermemctl topo".to_owned())
+}
+
+/// What it means that the driver has refused a pair, in words.
+fn unsupported(gpu: &Device, nic: &RdmaDevice) -> String {
+    format!(
+        "the GPU driver says that GPU {} and {} cannot reach each other (/proc/driver/nvidia-peermem/stats)",
+        gpu.address, nic.name
+    )
+}
+
+/// Judges a GPU and a NIC by the GPU driver's check of the PCI topology, which from 580 on it makes for
+/// both ways ([`facts::TOPOLOGY`]).
+fn topology(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
+    let fine = Judged::Yes(String::new());
+    if is_coherent(machine, gpu) == Some(true) || facts::TOPOLOGY.holds(version(machine)) == Some(false) {
+        return fine;
+    }
+    if topology_denied(machine) {
+        return Judged::No(DENIED.to_owned());
+    }
+    if said_of(machine, gpu, nic) == Some("unsupported") {
+        return Judged::No(unsupported(gpu, nic));
+    }
+    // The line names no device, and is not about a pair below one switch where there are others.
+    let all = || machine.gpus().into_iter().flat_map(|gpu| machine.rdma.iter().map(move |nic| (gpu, nic)));
+    let is_of_others = || {
+        shares_a_switch(machine, gpu, nic)
+            && all().any(|(gpu, nic)| !nic.software && !shares_a_switch(machine, gpu, nic))
+    };
+    match attach_refused(machine, AttachRefusal::Topology) {
+        Some(line) if !is_of_others() => {
+            Judged::No(format!("the GPU driver refused to attach a dma-buf (524): {line}"))
+        }
+        _ => fine,
+    }
+}
+
+/// Returns whether a GPU and a NIC are below one PCIe switch.
+fn shares_a_switch(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> bool {
+    let device = nic.pci.as_deref().and_then(|address| machine.pci(address));
+    device.is_some_and(|device| gpu.way_to(device).shares_a_switch())
 }
 
 /// Returns whether the driver of a NIC registers dma-bufs.
@@ -328,17 +406,12 @@ fn dma_buf(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
         Some(_) => Judged::Yes(String::new()),
         None => Judged::No(format!("GPU {} has no driver", gpu.address)),
     };
-    all.and(has_driver).and(|| mlx5_can(machine, nic)).and(|| untranslated(machine, nic)).and(|| {
-        if topology_denied(machine) && is_coherent(machine, gpu) != Some(true) {
-            return Judged::No(DENIED.to_owned());
-        }
-        match (attach_refused(machine, AttachRefusal::Topology), attach_refused(machine, AttachRefusal::Importer)) {
-            (Some(line), _) => Judged::No(format!("the GPU driver refused to attach a dma-buf (524): {line}")),
-            (None, Some(line)) => Judged::Unknown(format!(
-                "a driver that cannot take GPU memory attached a dma-buf, and the kernel log does not tell whose it is: {line}"
-            )),
-            _ => Judged::Yes(format!("nvidia.ko is open, and the RDMA core and {} register dma-bufs", nic.name)),
-        }
+    let all = all.and(has_driver).and(|| mlx5_can(machine, nic)).and(|| untranslated(machine, nic));
+    all.and(|| topology(machine, gpu, nic)).and(|| match attach_refused(machine, AttachRefusal::Importer) {
+        Some(line) => Judged::Unknown(format!(
+            "a driver that cannot take GPU memory attached a dma-buf, and the kernel log does not tell whose it is: {line}"
+        )),
+        None => Judged::Yes(format!("nvidia.ko is open, and the RDMA core and {} register dma-bufs", nic.name)),
     })
 }
 
@@ -463,10 +536,16 @@ pub fn topology_check(machine: &Machine) -> Option<TopologyCheck> {
         return Some(TopologyCheck::Off);
     }
     Some(match params.get(NAME)?.as_str() {
-        "1" => TopologyCheck::Off,
-        "2" => TopologyCheck::Refuses,
+        // Before 580 each value but 0 lets all through (nv_pci_is_valid_topology_for_direct_pci).
+        "2" if facts::TOPOLOGY.holds(version(machine)) != Some(false) => TopologyCheck::Refuses,
+        "1" | "2" => TopologyCheck::Off,
         _ => TopologyCheck::Asked,
     })
+}
+
+/// Returns the version of nvidia.ko, or no word.
+fn version<'a>(machine: &'a Machine) -> &'a str {
+    machine.driver.as_ref().and_then(|driver| driver.version.as_deref()).unwrap_or_default()
 }
 
 /// Returns whether that check is switched off.
@@ -489,8 +568,7 @@ pub fn topology_cure(machine: &Machine) -> String {
             "take NVreg_GrdmaPciTopoCheckOverride=2 out of /etc/modprobe.d (1 accepts every pair, 0 those that NVIDIA approves of), then load nvidia.ko again",
         );
     }
-    let version = machine.driver.as_ref().and_then(|driver| driver.version.as_deref()).unwrap_or_default();
-    match facts::TOPOLOGY_OVERRIDE.holds(version) {
+    match facts::TOPOLOGY_OVERRIDE.holds(version(machine)) {
         Some(false) if topology_check(machine).is_none() => "driver 595 and later have no parameter for it: use a NIC in the GPU's IOMMU group or below the same switch (peermemctl topo)".to_owned(),
         _ => machine.setting.on_host(
             "write options nvidia NVreg_GrdmaPciTopoCheckOverride=1 in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again (drivers before 595; later ones need one IOMMU group or a common switch)",
@@ -533,19 +611,46 @@ fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
         ));
     }
     let device = nic.pci.as_deref().and_then(|address| machine.pci(address));
-    let groups = gpu.iommu_group.as_deref().zip(device.and_then(|device| device.iommu_group.as_deref()));
-    match groups {
-        Some((mine, theirs)) if mine != theirs && !device.is_some_and(|nic| gpu.way_to(nic).shares_a_switch()) => Judged::No(format!(
-            "GPU {} is in IOMMU group {mine} and {} in {theirs}, and NVreg_GrdmaPciTopoCheckOverride is not 1: the GPU driver refuses it (524)",
-            gpu.address, nic.name
-        )),
-        _ => Judged::Yes("nothing forbids the forced PCIe mapping".to_owned()),
+    let (mine, theirs) = (gpu.iommu_group.as_deref(), device.and_then(|device| device.iommu_group.as_deref()));
+    // Without the parameter, a NIC in no group needs a common switch.
+    let by_switch = facts::TOPOLOGY_OVERRIDE.holds(version(machine)) != Some(true)
+        && theirs.is_none()
+        && shares_a_switch(machine, gpu, nic);
+    if mine == theirs || by_switch {
+        return Judged::Yes("nothing forbids the forced PCIe mapping".to_owned());
     }
+    let group = |group: Option<&str>| group.map_or("no IOMMU group".to_owned(), |group| format!("IOMMU group {group}"));
+    let but = match facts::TOPOLOGY_OVERRIDE.holds(version(machine)) {
+        Some(false) => "",
+        _ => ", and NVreg_GrdmaPciTopoCheckOverride is not 1",
+    };
+    Judged::No(format!(
+        "GPU {} is in {} and {} in {}{but}: the GPU driver refuses it (524)",
+        gpu.address,
+        group(mine),
+        nic.name,
+        group(theirs)
+    ))
 }
 
 /// Judges whether a NIC has a function of its own below the GPU's switch.
 pub fn data_direct(machine: &Machine, nic: &RdmaDevice) -> Judged {
+    let device = nic.pci.as_deref().and_then(|address| machine.pci(address));
+    let is_older = device.is_some_and(|device| facts::CONNECTX_WITHOUT_DATA_DIRECT.contains(&device.device));
+    let release = machine.release.as_deref().unwrap_or_default();
+    let rule = &facts::DATA_DIRECT;
     match (vendor(nic), machine.devices.iter().any(Device::is_dma_direct)) {
+        (Vendor::Mellanox, true) if is_older => Judged::No(format!("{} is no ConnectX-8", nic.name)),
+        // OFED's mlx5 is newer than the kernel's.
+        (Vendor::Mellanox, true)
+            if !machine.modules.contains_key("mlx_compat") && rule.holds(release) == Some(false) =>
+        {
+            Judged::Unknown(format!(
+                "mlx5_ib knows Data Direct from {} {} on, and whether that of {release} does is not known",
+                rule.of,
+                rule.from.unwrap_or_default()
+            ))
+        }
         (Vendor::Mellanox, true) => Judged::Yes("a ConnectX has a function for Data Direct".to_owned()),
         _ => Judged::No("there is no ConnectX-8".to_owned()),
     }

@@ -48,7 +48,34 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 155] = [
+const CASES: [Case; 161] = [
+    // Of pairs that the GPU driver refuses, whichever way.
+    case(
+        "refused-topology",
+        (2, 1),
+        &["peer memory: no, because the GPU driver says that GPU 0000:00:08.0 and rxe0 cannot reach each other"],
+        &[],
+    ),
+    case(
+        "public-forced-pcie-groups",
+        (0, 0),
+        &["forced PCIe: no, because GPU 0000:19:00.0 is in IOMMU group 7 and mlx5_0 in IOMMU group 8"],
+        &[],
+    ),
+    case("public-forced-pcie-switch", (0, 0), &["forced PCIe: yes, 1 of 1 pair"], &[]),
+    case(
+        "public-topology-refused-over",
+        (1, 0),
+        &["refused to attach a dma-buf (524", "dma-buf: no", "peer memory: yes, 1 of 1 pair"],
+        &[],
+    ),
+    case("public-connectx-7-beside-data-direct", (1, 0), &["Data Direct: yes, 12 of 16 pairs"], &[]),
+    case(
+        "public-ports-down",
+        (1, 0),
+        &["NCCL: GPUDirect by default: no, because no port of a NIC is active"],
+        &[": GPUDirect by default: yes"],
+    ),
     case(
         "public-memlock-slurm",
         (1, 0),
@@ -346,9 +373,14 @@ const CASES: [Case; 155] = [
     ),
     case(
         "public-topology-denied",
-        (1, 0),
-        &["NVreg_GrdmaPciTopoCheckOverride is 2", "take NVreg_GrdmaPciTopoCheckOverride=2 out", "dma-buf: no"],
-        &["by dma-buf", "write options nvidia"],
+        (2, 1),
+        &[
+            "NVreg_GrdmaPciTopoCheckOverride is 2",
+            "take NVreg_GrdmaPciTopoCheckOverride=2 out",
+            "dma-buf: no",
+            "peer memory: no",
+        ],
+        &["by dma-buf", "write options nvidia", "GPUDirect by default: yes"],
     ),
     case(
         "public-forced-pcie-x86",
@@ -574,7 +606,15 @@ const CASES: [Case; 155] = [
         &["peer memory: yes", "GPUDirect by default: yes", "GeForce", "fix:"],
     ),
     // Of the names of RDMA devices.
-    case("public-roce-name", (0, 0), &["not rocep24s0f0: set NVSHMEM_HCA_PREFIX=rocep, which"], &["fix:"]),
+    case(
+        "public-roce-name",
+        (0, 0),
+        &[
+            "not rocep24s0f0: set NVSHMEM_HCA_PREFIX=rocep, which",
+            "libfabric: GPUDirect by default: no, because its verbs provider",
+        ],
+        &["fix:", "libfabric: GPUDirect by default: yes"],
+    ),
     case("public-name-of-digits", (0, 0), &["not 0rail: set NVSHMEM_HCA_PREFIX=0rail, which"], &["fix:"]),
     case("public-smi-name", (1, 0), &["names begin with smi, as smi0 does", "set NVSHMEM_HCA_PREFIX=smi0"], &[]),
     // Of what keeps the module out, and of what the loader says.
@@ -896,7 +936,7 @@ fn a_command_line_that_switches_nccl_off_is_never_yes() {
         let words: Vec<&str> = line.split(' ').collect();
         let (exit, said) = of_command("one-pair", "consumers.nccl", &words);
         // These run the program with the environment as it is, and may set more by themselves.
-        let runs_as_it_is = ["torchrun", "python3", "make", "conda", "uv", "accelerate"];
+        let runs_as_it_is = ["torchrun", "python3"];
         if runs_as_it_is.contains(&words[0]) {
             continue;
         }
@@ -960,6 +1000,49 @@ fn mooncake_takes_the_way_that_its_variable_names() {
     ] {
         let said = said(tree, line);
         assert!(said.contains(wanted), "{tree} {line}: {said}");
+    }
+}
+
+/// UCX takes names with their ports, and newer versions names alone and ranges.
+#[test]
+fn ucx_takes_devices_by_name_and_port() {
+    for (list, wanted) in [
+        ("mlx5_0:1", ": yes"),
+        ("all", ": yes"),
+        ("mlx5_1:1,mlx5_0:1", ": yes"),
+        ("mlx5_1:1", ": no"),
+        ("mlx5_0:2", ": no"),
+        ("mlx5", ": no"),
+        ("mlx5_0", ": unknown"),
+        ("mlx5_[0-3]", ": unknown"),
+        ("mlx5_[1-3]:1", ": no"),
+        ("^mlx5_0:1", ": no"),
+        ("^mlx5_0", ": unknown"),
+        ("^mlx5_1", ": yes"),
+        ("^all", ": no"),
+    ] {
+        let (_, said) = of_command("one-pair", "consumers.ucx", &["env", &format!("UCX_NET_DEVICES={list}"), "./t"]);
+        assert!(said.contains(wanted), "{list}: {said}");
+    }
+}
+
+/// The verbs provider of libfabric knows GPU memory only on devices of a certain name.
+#[test]
+fn libfabric_goes_by_the_name_of_the_device() {
+    for (tree, wanted) in [("one-pair", 0), ("public-roce-name", 2), ("public-named-rails", 2), ("public-efa", 0)] {
+        let status = peermemctl(tree, &["status", "--for", "libfabric"]).status.code();
+        assert_eq!(status, Some(wanted), "{tree}");
+    }
+}
+
+/// Programs that register as another one does are asked about by their own names.
+#[test]
+fn programs_on_a_library_are_judged_as_it() {
+    for (program, library) in [("nixl", "ucx"), ("deepep", "nvshmem")] {
+        for tree in ["one-pair", "slots", "public-smi-name", "public-no-odp"] {
+            let exit = |name: &str| peermemctl(tree, &["status", "--for", name]).status.code();
+            assert_eq!(exit(program), exit(library), "{tree} {program}");
+        }
     }
 }
 

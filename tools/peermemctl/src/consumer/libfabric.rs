@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! libfabric's verbs provider. It looks for functions of the kernel, not for a client.
 
-use super::{as_it_is, sure, sure_of, Consumer, Refusal, Registers};
-use crate::machine::REGISTER;
+use super::{as_it_is, sure, sure_of, Consumer, Pairing, Refusal, Registers};
+use crate::facts;
+use crate::machine::{Machine, REGISTER};
 use crate::setting::{vendor, Vendor};
 use crate::way::Way;
 
@@ -36,7 +37,10 @@ pub const LIBFABRIC: Consumer = Consumer {
             ),
         }
     },
-    refuses: |pairing, _, environment| {
+    refuses: |pairing, machine, environment| {
+        if let Some(refusal) = by_name(pairing, machine) {
+            return Some(refusal);
+        }
         let off = |because: String, variable: &str| {
             Some(Refusal {
                 because,
@@ -61,6 +65,23 @@ pub const LIBFABRIC: Consumer = Consumer {
         }
     },
 };
+
+/// Returns why the verbs provider leaves out a NIC by its name. An EFA has a provider of its own.
+pub fn by_name(pairing: &Pairing, machine: &Machine) -> Option<Refusal> {
+    let name = &pairing.nic.name;
+    let is_taken = name.contains("mlx5") || name.contains("mlx") && machine.has_symbol(REGISTER) == Some(true);
+    (!is_taken && vendor(pairing.nic) != Vendor::Efa).then(|| Refusal {
+        because: format!(
+            "its verbs provider takes GPU memory only of devices with mlx in their names, mlx5 for dma-buf ({})",
+            facts::LIBFABRIC_NAMES.source
+        ),
+        set: Some(match pairing.nic.module.as_deref() {
+            Some("mlx5_ib") => format!("give the device such a name (rdma dev set {name} name mlx5_N), or use UCX"),
+            _ => "use UCX".to_owned(),
+        }),
+        seen: "name of the device in /sys/class/infiniband".to_owned(),
+    })
+}
 
 /// Returns whether a list of providers (FI_PROVIDER) leaves out all of those that are wanted; with a `^`
 /// in front it names those that are left out.

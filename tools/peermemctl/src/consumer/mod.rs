@@ -2,7 +2,7 @@
 //! Programs that register GPU memory, and whether they do with a GPU and a NIC. Each judges by its
 //! own rule: the file named in [`Consumer::source`] is where that was read.
 
-mod libfabric;
+pub mod libfabric;
 mod mooncake;
 pub mod nccl;
 pub mod nvshmem;
@@ -216,6 +216,9 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     }
     if way == Way::DmaBufPcie {
         return Some(way::topology_cure(machine));
+    }
+    if let Some(cure) = way::cure_of_refusal(machine, gpu, pairing.nic).filter(|_| way == Way::PeerMemory) {
+        return Some(cure);
     }
     let never_asks = way == Way::PeerMemory && way::nic_asks_peers(machine, pairing.nic).is_no();
     never_asks.then(|| "use dma-buf, or another NIC: what [api.driver] says".to_owned())

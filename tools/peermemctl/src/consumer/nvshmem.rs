@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NVSHMEM. Of its NICs it takes the nearest, however far that is.
 
-use super::{as_it_is, by_file, lists, put_back, sure_of, Consumer, Refusal};
+use super::{as_it_is, by_file, lists, put_back, sure_of, Consumer, Pairing, Refusal};
 use crate::environment::Environment;
 use crate::facts;
 use crate::machine::Machine;
 use crate::nvidia;
+use crate::setting::{vendor, Vendor};
 
 const FILES: [&str; 3] = [
     "/sys/kernel/mm/memory_peers/nv_mem/version",
@@ -60,6 +61,9 @@ pub const NVSHMEM: Consumer = Consumer {
                 seen,
             });
         }
+        if let Some(refusal) = by_kind(pairing, environment) {
+            return Some(refusal);
+        }
         let module = pairing.nic.module.as_deref().unwrap_or("another driver");
         if let Some((asked, unset)) = mlx5_transport(environment).filter(|_| module != "mlx5_ib") {
             return Some(Refusal {
@@ -108,6 +112,20 @@ pub const NVSHMEM: Consumer = Consumer {
         })
     },
 };
+
+/// Returns why the default transport leaves out a NIC for its kind.
+pub fn by_kind(pairing: &Pairing, environment: &Environment) -> Option<Refusal> {
+    let is_default = environment.get(TRANSPORT).is_none_or(|value| value.is_empty());
+    let is_ibrc = is_default || names_transport(environment, "ibrc");
+    (is_ibrc && vendor(pairing.nic) == Vendor::Efa).then(|| Refusal {
+        because: format!(
+            "its transport IBRC needs reliable connections, which {}, an EFA, does not make",
+            pairing.nic.name
+        ),
+        set: Some(format!("set {TRANSPORT}=libfabric")),
+        seen: "driver of the NIC".to_owned(),
+    })
+}
 
 /// Returns the variable that has NVSHMEM take a transport for mlx5 devices only, and its name.
 fn mlx5_transport(environment: &Environment) -> Option<(String, &'static str)> {

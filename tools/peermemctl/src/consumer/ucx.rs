@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 //! UCX. It registers at any distance, and chooses by what it believes each way to carry.
 
-use super::{as_it_is, by_file, lists, put_back, sure, sure_of, Consumer, Refusal};
+use super::{as_it_is, by_file, put_back, sure, sure_of, Consumer, Refusal};
 use crate::facts;
 use crate::machine::Machine;
 use crate::pci::Distance;
+use crate::rdma::RdmaDevice;
 
 const FILES: [&str; 3] = [
     "/sys/kernel/mm/memory_peers/nv_mem/version",
@@ -17,7 +18,16 @@ pub const UCX: Consumer = Consumer {
     name: "UCX",
     source: "uct_ib_md_open_common in src/uct/ib/base/ib_md.c of UCX 9466d104a3; ucs_topo_update_distance_sysfs in src/ucs/sys/topo/base/topo.c of 020e2aa88aba",
     unsure: sure,
-    unsure_of: sure_of,
+    unsure_of: |pairing, environment| {
+        let list = environment.get("UCX_NET_DEVICES")?;
+        (takes(list, pairing.nic) != takes_as_ever(list, pairing.nic)).then(|| {
+            let rule = &facts::UCX_PORTS;
+            format!(
+                "UCX_NET_DEVICES={list} means another thing to versions before 2026, which know {}:1 alone ({})",
+                pairing.nic.name, rule.source
+            )
+        })
+    },
     told_by: sure_of,
     maps: as_it_is,
     registers: |machine, environment, offered| {
@@ -37,7 +47,9 @@ pub const UCX: Consumer = Consumer {
         if environment.says_no("UCX_IB_GPU_DIRECT_RDMA") {
             return Some(off("UCX_IB_GPU_DIRECT_RDMA=no", "unset UCX_IB_GPU_DIRECT_RDMA".to_owned()));
         }
-        if let Some(list) = environment.get("UCX_NET_DEVICES").filter(|list| *list != "all" && !lists(list, pairing.nic)) {
+        let net_devices = environment.get("UCX_NET_DEVICES").filter(|list| !list.is_empty());
+        let is_out = |list: &&str| !takes(list, pairing.nic) && !takes_as_ever(list, pairing.nic);
+        if let Some(list) = net_devices.filter(is_out) {
             return Some(off(&format!("UCX_NET_DEVICES={list}"), put_back("UCX_NET_DEVICES", list, &format!("{nic}:1"))));
         }
         if let Some(refusal) = environment.get("UCX_TLS").and_then(|list| transports(list, &environment.whose)) {
@@ -50,6 +62,34 @@ pub const UCX: Consumer = Consumer {
         })
     },
 };
+
+/// Returns whether UCX_NET_DEVICES takes an active port of a NIC, by the rules of the newest version: an
+/// entry is `NAME:PORT` or `NAME`, a number in it may be a range (`mlx5_[0-2]`), and `^` means all others.
+fn takes(list: &str, nic: &RdmaDevice) -> bool {
+    is_taken(list, nic, |entry, name, port| {
+        let (wanted, at) = entry.split_once(':').map_or((entry, None), |(wanted, at)| (wanted, Some(at)));
+        let ranged = || {
+            let (before, rest) = wanted.split_once('[')?;
+            let (range, after) = rest.split_once(']')?;
+            let (first, last) = range.split_once('-')?;
+            let number: u64 = name.strip_prefix(before)?.strip_suffix(after)?.parse().ok()?;
+            Some((first.parse().ok()?..=last.parse().ok()?).contains(&number))
+        };
+        (wanted == name || ranged() == Some(true)) && at.is_none_or(|at| at == port)
+    })
+}
+
+/// Returns whether it does by the rules of every version: `NAME:PORT` alone.
+fn takes_as_ever(list: &str, nic: &RdmaDevice) -> bool {
+    is_taken(list, nic, |entry, name, port| entry.split_once(':') == Some((name, port)))
+}
+
+fn is_taken(list: &str, nic: &RdmaDevice, is_it: impl Fn(&str, &str, &str) -> bool) -> bool {
+    let (others, names) = list.strip_prefix('^').map_or((false, list), |names| (true, names));
+    let mut active = nic.ports.iter().filter(|port| port.state == "ACTIVE");
+    let named = |port: &str| names.split(',').any(|entry| entry == "all" || is_it(entry.trim(), &nic.name, port));
+    active.any(|port| named(&port.number) != others)
+}
 
 /// Returns what a list of transports (UCX_TLS) lacks: one of InfiniBand, or CUDA's.
 fn transports(list: &str, whose: &str) -> Option<Refusal> {

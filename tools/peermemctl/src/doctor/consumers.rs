@@ -2,9 +2,10 @@
 //! Section 10: what applications do with each GPU and its NIC, by their own rules.
 
 use crate::check::{Check, Kind, Level};
-use crate::consumer::{self, nccl, nvshmem, ucx, Consumer, Does, Pairing, Registers};
+use crate::consumer::{self, libfabric, nccl, nvshmem, ucx, Consumer, Does, Pairing, Refusal, Registers};
 use crate::environment::Environment;
 use crate::machine::{Machine, NAME, PEERS};
+use crate::rdma::RdmaDevice;
 use crate::setting::{vendor, Vendor};
 use crate::way::{Judged, Way};
 
@@ -45,10 +46,12 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
             Does::Unknown(why) => Check::skip(consumer.id, format!("{name}: unknown, {why}"))
                 .about(Kind::Gpu, gpu, format!("{name}: unknown for {{}}, {why}"))
                 .seen(format!("environment of {}", environment.whose)),
-            // Nothing is wrong with a NIC that is another vendor's.
-            Does::Copies(refusal) if consumer.id == "consumers.gin" && vendor(nearest.nic) != Vendor::Mellanox => {
-                Check::skip(consumer.id, format!("{name}: no, because {}", refusal.because))
-                    .about(Kind::Gpu, gpu, format!("{name}: no for {{}}, because {}", refusal.because))
+            // Nothing is wrong with a NIC that is of another kind than the program wants.
+            Does::Copies(refusal) if is_for_its_kind(&refusal, consumer, nearest, machine, environment) => {
+                let set = refusal.set.map_or(String::new(), |set| format!(": {set}"));
+                let because = refusal.because;
+                Check::skip(consumer.id, format!("{name}: no, because {because}{set}"))
+                    .about(Kind::Gpu, gpu, format!("{name}: no for {{}}, because {because}{set}"))
                     .seen(refusal.seen)
             }
             // gpus.present has said so.
@@ -90,6 +93,23 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
     checks
 }
 
+/// Returns whether a program leaves out a NIC for its kind or its name.
+fn is_for_its_kind(
+    refusal: &Refusal,
+    consumer: &Consumer,
+    pairing: &Pairing,
+    machine: &Machine,
+    environment: &Environment,
+) -> bool {
+    let by_kind = match consumer.id {
+        "consumers.gin" => return vendor(pairing.nic) != Vendor::Mellanox,
+        "consumers.libfabric" => libfabric::by_name(pairing, machine),
+        "consumers.nvshmem" => nvshmem::by_kind(pairing, environment),
+        _ => None,
+    };
+    by_kind.is_some_and(|known| known.because == refusal.because)
+}
+
 /// Adds what other versions do to what is fine.
 fn note(checks: &mut [Check], notes: &[String]) {
     for check in checks.iter_mut().filter(|check| check.level == Level::Ok) {
@@ -122,6 +142,18 @@ fn without_pairs(
     if let (Some(why), false) = (consumer.not_understood(environment), looks_in_vain) {
         return Check::skip(consumer.id, format!("{name}: unknown, {why}"))
             .seen(format!("environment of {}", environment.whose));
+    }
+    // Software devices are in no pair, and registered with all the same.
+    let mut hardware = machine.rdma.iter().filter(|nic| !nic.software).peekable();
+    let by_software = machine.rdma.iter().any(|nic| nic.software && nic.is_active());
+    if hardware.peek().is_some() && !by_software {
+        let said = match (machine.gpus().is_empty(), hardware.any(RdmaDevice::is_active)) {
+            (true, _) => "no, because there is no GPU",
+            (false, false) => "no, because no port of a NIC is active",
+            (false, true) => "unknown, where its NICs are on the PCI bus cannot be read",
+        };
+        return Check::skip(consumer.id, format!("{name}: {said}"))
+            .seen("/sys/bus/pci/devices, state of each port in /sys/class/infiniband");
     }
     match (consumer.registers)(machine, environment, &offered) {
         // What is looked for is there, and nobody answers.

@@ -320,7 +320,7 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
         (
             "another module has registered that name",
             "another module serves the client name nv_mem",
-            "rmmod nv_peer_mem (or whatever else serves nv_mem), then modprobe nvidia-peermem",
+            "lsmod | grep -E 'nv_peer_mem|ib_core|ib_uverbs' tells who serves nv_mem and what uses it: end its users, rmmod it (nv_peer_mem as a rule), then modprobe nvidia-peermem",
         ),
         (GPL_ONLY, "the closed nvidia.ko takes no module with GPL-only imports", super::driver::NO_GPL_IMPORTS),
         ("disagrees about version of symbol", "it was built against another RDMA core or GPU driver", REBUILD),

@@ -106,7 +106,7 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
         checks.push(seen.fold(Check::warn(ID, message, way::topology_cure(machine)), Check::seen));
     } else if way::topology_denied(machine) && machine.driver.is_some() {
         let message = "NVreg_GrdmaPciTopoCheckOverride is 2: the GPU driver gives its memory to no NIC";
-        let check = Check::warn(ID, message, way::topology_cure(machine));
+        let check = Check::fail(ID, message, way::topology_cure(machine));
         checks.push(check.seen("GrdmaPciTopoCheckOverride: 2 in /proc/driver/nvidia/params"));
     }
     if let Some(line) = forced.filter(|_| !coherent) {
@@ -141,10 +141,20 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
 /// perftest and MPI.
 pub const VERBS: &str = "verbs";
 
+/// Programs that register as another one does, and that one ([`crate::facts::NIXL_UCX`],
+/// [`crate::facts::DEEPEP_NVSHMEM`]).
+const AS_ANOTHER: [(&str, &str); 2] = [("nixl", "ucx"), ("deepep", "nvshmem")];
+
+/// Returns the program whose rule is that of a name which `--for` takes.
+fn consumer_of(name: &str) -> Option<&'static Consumer> {
+    let name = AS_ANOTHER.iter().find(|(program, _)| *program == name).map_or(name, |(_, as_it)| as_it);
+    consumer::ALL.into_iter().find(|consumer| consumer.id.ends_with(&format!(".{name}")))
+}
+
 /// Returns the names that `--for` takes.
 pub fn programs() -> Vec<&'static str> {
     let known = consumer::ALL.iter().filter_map(|consumer| consumer.id.split('.').nth(1));
-    std::iter::once(VERBS).chain(known).collect()
+    std::iter::once(VERBS).chain(known).chain(AS_ANOTHER.map(|(name, _)| name)).collect()
 }
 
 /// Whether there is a pair for those who were asked about.
@@ -213,10 +223,7 @@ pub fn usable(
     };
     let named = |name: &String| match name == VERBS {
         true => plain(),
-        false => {
-            let consumer = consumer::ALL.iter().find(|consumer| consumer.id.ends_with(&format!(".{name}")));
-            consumer.map_or(Usable::Unknown, |consumer| of_consumer(consumer))
-        }
+        false => consumer_of(name).map_or(Usable::Unknown, of_consumer),
     };
     let found = match asked {
         [] => best(&mut pairs.iter().flat_map(|pair| [Way::PeerMemory, Way::DmaBuf].map(|way| of_way(pair, way)))),
@@ -225,18 +232,22 @@ pub fn usable(
     match found {
         Usable::No if is_hidden(machine, checks) => Usable::Unknown,
         // Which program that is, and what it is given, is not known.
-        Usable::Yes if environment.is_chosen && unsure_of(machine, environment).is_some() => Usable::Unknown,
+        Usable::Yes if environment.is_chosen && unsure_of(machine, environment, asked).is_some() => Usable::Unknown,
         other => other,
     }
 }
 
 /// Returns what was not understood: a launcher, a file or a variable of a command line or process, or
 /// what a file says of each GPU and NIC.
-fn unsure_of(machine: &Machine, environment: &Environment) -> Option<String> {
-    let of_program = consumer::ALL.iter().find_map(|consumer| consumer.not_understood(environment));
+fn unsure_of(machine: &Machine, environment: &Environment, asked: &[String]) -> Option<String> {
+    let consumers: Vec<&Consumer> = match asked {
+        [] => consumer::ALL.to_vec(),
+        names => names.iter().filter_map(|name| consumer_of(name)).collect(),
+    };
+    let of_program = consumers.iter().find_map(|consumer| consumer.not_understood(environment));
     of_program.or_else(|| {
         let pairings = consumer::pairings(machine);
-        consumer::ALL.iter().find_map(|consumer| {
+        consumers.iter().find_map(|consumer| {
             // One pair that is understood is enough.
             let of = |pairing| (consumer.unsure_of)(pairing, environment);
             pairings.iter().all(|pairing| of(pairing).is_some()).then(|| of(pairings.first()?)).flatten()
@@ -256,7 +267,7 @@ fn is_hidden(machine: &Machine, checks: &[&Check]) -> bool {
 pub fn why_unknown(machine: &Machine, environment: &Environment, verdicts: &[WayVerdict], checks: &[&Check]) -> String {
     let ids = ["gpus.present", "fabric.rdma", "setting.unread"];
     let skipped = |id: &&str| checks.iter().find(|check| *check.id == **id && check.level == Level::Skip);
-    let of_program = unsure_of(machine, environment);
+    let of_program = unsure_of(machine, environment, &[]);
     let of_way = || verdicts.iter().find(|verdict| verdict.usable.is_none()).map(|verdict| verdict.because.clone());
     let no_pair = verdicts.iter().all(|verdict| verdict.of == 0);
     let hidden = ids.iter().find_map(skipped).filter(|_| no_pair).map(|check| check.message.clone());
