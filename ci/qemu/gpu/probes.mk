@@ -21,7 +21,8 @@ kinds := FUNCTION TYPE GENERIC SYMBOL
 probed:
 	@rm -rf $(OUT)
 	@mkdir -p $(OUT)
-	@cp -r $(NVIDIA)/. $(OUT)
+	@# Not the hidden mark by which `keep` knows a finished artefact: this one is not.
+	@cp -r $(NVIDIA)/* $(OUT)
 	+$(MAKE) -C $(KDIR) M=$(abspath $(OUT)) NV_KERNEL_MODULES=nvidia NV_SPECTRE_V2=0 \
 		ARCH=$(or $(ARCH),$(patsubst aarch64,arm64,$(shell uname -m))) NV_KERNEL_SOURCES=$(common) NV_KERNEL_OUTPUT=$(kdir) \
 		$(foreach kind,$(kinds),NV_CONFTEST_$(kind)_COMPILE_TESTS="$(call probes,$(kind))") nvidia/nv-pci-table.o
