@@ -20,8 +20,8 @@ export NVPM_CACHE="${NVPM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/nvidia-peermem}
 . ci/qemu/apt.sh
 apt_update >&2
 dir=$(mktemp -d /var/tmp/bench-cold.XXXXXX)
-# This machine's own /dev is below it.
 page=docs/results/cold/${suite}.md
+# This machine's own /dev is below the folder.
 trap 'umount -R -l "$dir/root/proc" "$dir/root/dev" 2>/dev/null || true; rm -rf --one-file-system "$dir" "$page.new"' EXIT
 mount --make-rprivate /
 grep -E "^deb .* $suite(-security|-backports)? " "$apt/sources.list" |

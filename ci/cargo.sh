@@ -27,8 +27,8 @@ mkdir -p "$runs"
 # cargo reads its configuration by the current folder.
 cd "$checkout/$dir"
 
-# The crates of this checkout are those that lie in a folder. What runs while they are built is shared by
-# all architectures, so another checkout owns none of them any more.
+# The crates of this checkout are those that lie in a folder. Build scripts serve all architectures, so what
+# another checkout has built for any of them is not taken any more.
 forget() {
 	for file in "$owners"*"$name"; do
 		[ "$(cat "$file" 2>/dev/null)" = "$whose" ] || rm -f "$file"

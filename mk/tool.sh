@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Prints a program of the kernel's toolchain, or LLVM's: the gates of a built module source this file,
-# with CROSS_COMPILE as it is for the kernel.
+# To be sourced by the gates of a built module, with CROSS_COMPILE as it is for the kernel. tool prints the
+# path of a program of the kernel's toolchain, or of LLVM.
 tool() { # NAME [THE USER'S OWN]
 	[ -z "${2:-}" ] || { echo "$2"; return; }
 	command -v "${CROSS_COMPILE:-}$1" || command -v "llvm-$1" || command -v "llvm-$1-19" || {

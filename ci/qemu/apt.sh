@@ -57,7 +57,7 @@ apt_lists() {
 	apt_fill "${mirror##* }"
 }
 
-# The lists of what sources.list names. A suite that is gone ends nothing but what only it has. Where
+# Fetches the lists of what sources.list names. A suite that is gone ends nothing but what only it has. Where
 # none answers, older lists serve, but not for an hour.
 apt_fill() { # WHERE_FROM
 	local said

@@ -99,7 +99,8 @@ impl Environment {
         environment
     }
 
-    /// `home` is its user's home directory; its files lie below the folder `below`.
+    /// Adds NCCL's files to a process's variables. `home` is the home directory of its user; all its files
+    /// are looked for below the folder `below`.
     fn new(root: &Root, whose: String, variables: Variables, home: Option<String>, below: &str) -> Self {
         let home = home.map(|home| format!("{home}/.nccl.conf"));
         let named = variables.get("NCCL_CONF_FILE").filter(|file| !file.is_empty()).cloned();
@@ -212,19 +213,25 @@ pub fn assignment(word: &str) -> Option<(String, String)> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn files_of_nccl_come_after_the_environment() {
+    /// Makes a machine of these files.
+    fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        for (path, text) in [
-            ("etc/nccl.conf", "# all\nNCCL_IB_HCA=mlx5_1\nNCCL_NET_GDR_LEVEL=SYS\n"),
-            ("home/u/.nccl.conf", "NCCL_IB_HCA=mlx5_2\n"),
-            ("proc/7/environ", "HOME=/home/u\0NCCL_DMABUF_ENABLE=0\0"),
-            ("proc/7/comm", "python\n"),
-        ] {
+        for (path, text) in files {
             let path = dir.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
+        dir
+    }
+
+    #[test]
+    fn files_of_nccl_come_after_the_environment() {
+        let dir = machine(&[
+            ("etc/nccl.conf", "# all\nNCCL_IB_HCA=mlx5_1\nNCCL_NET_GDR_LEVEL=SYS\n"),
+            ("home/u/.nccl.conf", "NCCL_IB_HCA=mlx5_2\n"),
+            ("proc/7/environ", "HOME=/home/u\0NCCL_DMABUF_ENABLE=0\0"),
+            ("proc/7/comm", "python\n"),
+        ]);
         let root = Root::new(dir.path());
         let environment = Environment::of_process(&root, 7).unwrap();
         assert_eq!(environment.nccl("NCCL_DMABUF_ENABLE"), Some(("0", "process 7 (python)")));
@@ -236,8 +243,7 @@ mod tests {
     /// NCCL asks the list of users for the home directory, and in a container that of the container.
     #[test]
     fn files_of_nccl_are_those_of_the_user_and_of_the_container() {
-        let dir = tempfile::tempdir().unwrap();
-        for (path, text) in [
+        let dir = machine(&[
             ("etc/passwd", "u:x:1000:1000::/home/u:/bin/sh\n"),
             ("etc/nccl.conf", "NCCL_NET_GDR_LEVEL=SYS\n"),
             ("home/u/.nccl.conf", "NCCL_IB_DISABLE=1\n"),
@@ -246,11 +252,7 @@ mod tests {
             ("proc/8/environ", "PATH=/bin\0"),
             ("proc/8/root/etc/nccl.conf", "NCCL_NET=Socket\n"),
             ("proc/9/environ", "PATH=/bin\0"),
-        ] {
-            let path = dir.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        }
+        ]);
         for (pid, namespace) in [("self", 1), ("7", 1), ("8", 2), ("9", 3)] {
             let ns = dir.path().join(format!("proc/{pid}/ns"));
             std::fs::create_dir_all(&ns).unwrap();

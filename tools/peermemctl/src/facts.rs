@@ -239,9 +239,9 @@ pub const DMA_BUF_DRIVERS: [(&str, &str, &str); 6] = [
     ("ionic_rdma", "6.18", "drivers/infiniband/hw/ionic/ionic_ibdev.c"),
 ];
 
-/// PCI device ids of the ConnectX and BlueField before ConnectX-8, of which a virtual function of
-/// ConnectX-6 Dx and later (101e) is none: it has the id of all its kind. Of the table in
-/// drivers/net/ethernet/mellanox/mlx5/core/main.c.
+/// PCI device ids of the ConnectX and BlueField before ConnectX-8, from the table in
+/// drivers/net/ethernet/mellanox/mlx5/core/main.c. The id 101e is left out: virtual functions of ConnectX-8
+/// have it, too.
 pub const CONNECTX_WITHOUT_DATA_DIRECT: [u16; 19] = [
     0x1011, 0x1012, 0x1013, 0x1014, 0x1015, 0x1016, 0x1017, 0x1018, 0x1019, 0x101a, 0x101b, 0x101c, 0x101d, 0x101f,
     0x1021, 0xa2d2, 0xa2d3, 0xa2d6, 0xa2dc,

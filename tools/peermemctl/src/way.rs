@@ -286,7 +286,7 @@ fn peer_memory(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
         Some("supported") => Judged::Yes(String::new()),
         Some("unsupported") => Judged::No(unsupported(gpu, nic)),
         _ => match topology(machine, gpu, nic) {
-            // It is of a dma-buf, and perhaps of another pair.
+            // A line in the kernel log is about a dma-buf and names no pair: it is no proof here.
             Judged::No(line) if !topology_denied(machine) => match shares_a_switch(machine, gpu, nic) {
                 true => Judged::Yes(String::new()),
                 false => Judged::Unknown(line),
@@ -311,7 +311,7 @@ pub fn cure_of_refusal(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Opt
         .then(|| "use a NIC that the GPU can reach: peermemctl topo".to_owned())
 }
 
-/// What it means that the driver has refused a pair, in words.
+/// Says in words that the GPU driver has refused a pair.
 fn unsupported(gpu: &Device, nic: &RdmaDevice) -> String {
     format!(
         "the GPU driver says that GPU {} and {} cannot reach each other (/proc/driver/nvidia-peermem/stats)",
@@ -320,7 +320,7 @@ fn unsupported(gpu: &Device, nic: &RdmaDevice) -> String {
 }
 
 /// Judges a GPU and a NIC by the GPU driver's check of the PCI topology, which from 580 on it makes for
-/// both ways ([`facts::TOPOLOGY`]).
+/// both ways ([`facts::TOPOLOGY`]): by its parameter, by what it said of the two, and by the kernel log.
 fn topology(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     let fine = Judged::Yes(String::new());
     if is_coherent(machine, gpu) == Some(true) || facts::TOPOLOGY.holds(version(machine)) == Some(false) {

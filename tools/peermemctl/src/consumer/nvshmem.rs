@@ -113,7 +113,7 @@ pub const NVSHMEM: Consumer = Consumer {
     },
 };
 
-/// Returns why the default transport leaves out a NIC for its kind.
+/// Returns why the transport IBRC, which is the default, leaves out a NIC for its kind.
 pub fn by_kind(pairing: &Pairing, environment: &Environment) -> Option<Refusal> {
     let is_default = environment.get(TRANSPORT).is_none_or(|value| value.is_empty());
     let is_ibrc = is_default || names_transport(environment, "ibrc");

@@ -79,11 +79,12 @@ fn takes(list: &str, nic: &RdmaDevice) -> bool {
     })
 }
 
-/// Returns whether it does by the rules of every version: `NAME:PORT` alone.
+/// Returns the same by what every version understands: `NAME:PORT` alone.
 fn takes_as_ever(list: &str, nic: &RdmaDevice) -> bool {
     is_taken(list, nic, |entry, name, port| entry.split_once(':') == Some((name, port)))
 }
 
+/// Returns whether a list takes an active port of a NIC. `is_it` compares an entry with its name and port.
 fn is_taken(list: &str, nic: &RdmaDevice, is_it: impl Fn(&str, &str, &str) -> bool) -> bool {
     let (others, names) = list.strip_prefix('^').map_or((false, list), |names| (true, names));
     let mut active = nic.ports.iter().filter(|port| port.state == "ACTIVE");

@@ -60,7 +60,7 @@ fn pairs(machine: &Machine) -> Vec<Check> {
             let two = format!("GPU {gpu} and NIC {nic}");
             match says {
                 "supported" => Check::ok(ID, format!("{two}: the GPU driver supports the two together")),
-                // A warning where another pair works.
+                // reconsider() makes this a warning where another pair works.
                 "unsupported" => Check::fail(
                     ID,
                     format!("{two} cannot reach each other, says the GPU driver: registrations are refused"),

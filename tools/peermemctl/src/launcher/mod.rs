@@ -270,7 +270,7 @@ impl Launched {
                 words.next();
             }
         }
-        // What sbatch was told, unless srun is told otherwise.
+        // sbatch sets it, and srun reads it where it has no --export.
         if let Some(list) = self.variables.get("SLURM_EXPORT_ENV").filter(|_| !is_given).cloned() {
             self.export(&list);
         }
