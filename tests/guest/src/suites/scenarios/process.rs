@@ -160,9 +160,11 @@ pub fn closes_meet(env: &Env) -> Result<()> {
     Ok(())
 }
 
+/// Waits until the deregistration has ended that a dying process or a kernel thread makes. The NIC
+/// takes a region off its list before the core unmaps and puts the pin, but counts it until then.
 pub fn wait_no_mr() -> Result<()> {
     let end = Instant::now() + SETTLE;
-    while !lab::nic_mrs()?.is_empty() {
+    while lab::nic_stat("mrs_live")? != 0 {
         ensure!(Instant::now() < end, "the NIC still has MRs after {SETTLE:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
