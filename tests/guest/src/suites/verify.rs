@@ -4,7 +4,10 @@
 //! as it found it.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use serde_json::{json, Value};
@@ -28,6 +31,9 @@ pub fn suite() -> Suite {
         ("a_way_that_is_refused", PERSISTENT, a_way_that_is_refused),
         ("a_way_that_loses_bytes", PERSISTENT, a_way_that_loses_bytes),
         ("a_way_that_is_slow", PERSISTENT, a_way_that_is_slow),
+        ("an_ordinary_user_with_little_memlock", PERSISTENT, an_ordinary_user_with_little_memlock),
+        ("two_runs_at_once", PERSISTENT, two_runs_at_once),
+        ("killed", PERSISTENT, killed),
         ("ways_without_the_module", Level::Devices, ways_without_the_module),
         ("everything", PERSISTENT, everything),
         ("beside_nvidias", LEGACY, beside_nvidias),
@@ -68,6 +74,21 @@ fn reported(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
         println!("{line}");
     }
     Ok((serde_json::from_str(found)?, said.code, report))
+}
+
+/// `peermemctl verify` with a report that it names itself.
+fn verify_in_tmp(args: &[&str]) -> Command {
+    let mut command = Command::new("peermemctl");
+    command.arg("verify").args(args).current_dir("/tmp");
+    command
+}
+
+/// Returns what a run with `--json` printed, and its exit code.
+fn of_output(output: &Output) -> Result<(Value, Option<i32>)> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().find(|line| line.starts_with('{'));
+    let found = line.with_context(|| format!("{text}{}", String::from_utf8_lossy(&output.stderr)))?;
+    Ok((serde_json::from_str(found)?, output.status.code()))
 }
 
 /// Returns the names of the checks of a pass that have this level.
@@ -169,6 +190,59 @@ fn a_way_that_is_slow(_: &Env) -> Result<()> {
     let slow = ways.iter().any(|(name, said)| name == "WARN dma-buf" && said.contains("slow: "));
     ensure!(slow && code == Some(1), "exit {code:?}: {ways:?}");
     ensure!(rate(&found)? < before / 2.0, "{} bytes in a second, before {before}", rate(&found)?);
+    Ok(())
+}
+
+/// Needs no root, and no more locked memory than the 64 KiB that a login gets from an old system.
+fn an_ordinary_user_with_little_memlock(_: &Env) -> Result<()> {
+    const NOBODY: u32 = 65534;
+    const LIMIT: libc::rlimit = libc::rlimit { rlim_cur: 64 * 1024, rlim_max: 64 * 1024 };
+    let mut command = verify_in_tmp(&["--json", "--quick"]);
+    command.uid(NOBODY).gid(NOBODY);
+    // SAFETY: Between fork and exec there is one system call, which reads a constant and allocates
+    // nothing.
+    unsafe {
+        command.pre_exec(|| match libc::setrlimit(libc::RLIMIT_MEMLOCK, &LIMIT) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    let (found, code) = of_output(&command.output()?)?;
+    let levels = levels(&found);
+    let works = |way: &str| ["OK", "WARN"].iter().any(|level| levels.contains(&format!("{level} {way}")));
+    ensure!(works("peer memory") && works("dma-buf") && matches!(code, Some(0 | 1)), "exit {code:?}: {found}");
+    Ok(())
+}
+
+/// Neither run disturbs the other, and nothing stays of either.
+fn two_runs_at_once(_: &Env) -> Result<()> {
+    let start = || verify_in_tmp(&["--json", "--quick"]).stdout(Stdio::piped()).spawn();
+    let runs = [start()?, start()?];
+    for run in runs {
+        let (found, code) = of_output(&run.wait_with_output()?)?;
+        let levels = levels(&found);
+        let wrong = levels.iter().any(|level| level.starts_with("FAIL"));
+        ensure!(!wrong && levels.len() >= 2 && matches!(code, Some(0 | 1)), "exit {code:?}: {found}");
+    }
+    let after = gpu::accounting()?;
+    ensure!(after.is_clean(), "left behind: {:?}", after.dirt());
+    Ok(())
+}
+
+/// A run is killed while it has registered memory. Nothing stays registered or pinned.
+fn killed(_: &Env) -> Result<()> {
+    for way in ["peer-memory", "dma-buf"] {
+        let mut run = verify_in_tmp(&["--way", way]).stdout(Stdio::null()).spawn()?;
+        let registered = wait_for("a registration", || {
+            lab::nic_mrs().is_ok_and(|mrs| mrs.iter().any(|mr| mr.dma_buf == (way == "dma-buf")))
+        });
+        run.kill()?;
+        run.wait()?;
+        registered?;
+        gpu::wait_clean(Duration::from_secs(10))?;
+        let left = lab::nic_mrs()?.len();
+        ensure!(left == 0, "{way}: {left} regions are left");
+    }
     Ok(())
 }
 
