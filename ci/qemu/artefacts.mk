@@ -141,23 +141,26 @@ endif
 module = $(keep) $(KERNEL)/$@ --no-warnings "=$(compilers)" $(chroot) $(K)/kernel
 # Debian 13's compiler, which Debian 12 does not have; the rest of what Debian 13 has goes with it.
 chroot := $(if $(filter debian-7.3%,$(KERNEL)),build/lab/packages/chroot-trixie)
-make-in = $(if $(chroot),tests/packages/inside.sh $(chroot)/root) make $(jobs) KDIR=$(CURDIR)/$(K)/kernel/build $(kbuild) -C
+make-for = $(if $(chroot),tests/packages/inside.sh $(chroot)/root) make $(jobs) KDIR=$(CURDIR)/$(K)/kernel/build $(kbuild)
+make-in = $(make-for) -C
+# Nobody reads debug information of the stand-ins on Debian's kernels, and the compiler takes long for it.
+stand-in = $(make-for) $(if $(own),,CONFIG_DEBUG_INFO= CONFIG_DEBUG_INFO_BTF_MODULES=) -C
 symvers = SYMVERS="$(foreach part,$(1),$(CURDIR)/$(K)/$(part)/Module.symvers)"
 component = $(q)/$(1) bindings $(q)/pcie/lab_pcie.h
 linux-src = LINUX_SRC=$(CURDIR)/$(K)/kernel/source
 
 pcie alarms bare: kernel
-	@$(module) $(call component,$@) -- $(make-in) $(q)/$@
+	@$(module) $(call component,$@) -- $(stand-in) $(q)/$@
 
 ofed: kernel pcie
-	@$(module) $(call component,ofed) $(K)/pcie -- $(make-in) $(q)/ofed $(linux-src) $(call symvers,pcie)
+	@$(module) $(call component,ofed) $(K)/pcie -- $(stand-in) $(q)/ofed $(linux-src) $(call symvers,pcie)
 
 tegra: kernel ofed
-	@$(module) $(call component,$@) $(K)/ofed -- $(make-in) $(q)/$@ $(call symvers,ofed)
+	@$(module) $(call component,$@) $(K)/ofed -- $(stand-in) $(q)/$@ $(call symvers,ofed)
 
 # rdma_rxe alone, for the kernel's own RDMA core.
 mainline: kernel pcie
-	@$(module) $(call component,ofed) $(K)/pcie -- $(make-in) $(q)/ofed $(linux-src) $(call symvers,pcie) MAINLINE=1
+	@$(module) $(call component,ofed) $(K)/pcie -- $(stand-in) $(q)/ofed $(linux-src) $(call symvers,pcie) MAINLINE=1
 
 # NVIDIA's own front, with what its probes of the kernel found.
 nvidia_front nvidia_front_newest: %: kernel %-source
@@ -166,7 +169,7 @@ nvidia_front nvidia_front_newest: %: kernel %-source
 		$(make-in) $(q)/gpu -f probes.mk NVIDIA=$(CURDIR)/$(S)/$@-source
 
 define build-gpu
-	@$(module) $(call component,gpu) $(K)/pcie $(K)/$(1) -- $(make-in) $(q)/gpu $(call symvers,pcie) \
+	@$(module) $(call component,gpu) $(K)/pcie $(K)/$(1) -- $(stand-in) $(q)/gpu $(call symvers,pcie) \
 		NVIDIA=$(CURDIR)/$(K)/$(1)
 endef
 
@@ -178,10 +181,10 @@ gpu-newest: kernel pcie nvidia_front_newest
 
 # What NVIDIA's front does not do.
 gpu-odd: kernel pcie
-	@$(module) $(call component,gpu) $(K)/pcie -- $(make-in) $(q)/gpu $(call symvers,pcie)
+	@$(module) $(call component,gpu) $(K)/pcie -- $(stand-in) $(q)/gpu $(call symvers,pcie)
 
 gpu-closed: kernel pcie
-	@$(module) $(call component,gpu) $(K)/pcie -- $(make-in) $(q)/gpu $(call symvers,pcie) NVLAB_CLOSED=1
+	@$(module) $(call component,gpu) $(K)/pcie -- $(stand-in) $(q)/gpu $(call symvers,pcie) NVLAB_CLOSED=1
 
 # The module that all of this is about. The profile of the benchmark names lines; the code is the
 # same with them. NVIDIA's headers are there to compare our own words for its interface with.
