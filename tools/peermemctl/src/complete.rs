@@ -49,11 +49,8 @@ pub fn processes() -> Vec<CompletionCandidate> {
     let Some(root) = root() else { return Vec::new() };
     let is_number = |name: &String| name.bytes().all(|byte| byte.is_ascii_digit());
     let opens = |pid: &String| {
-        let fds = root.names(&format!("/proc/{pid}/fd"));
-        fds.iter().any(|fd| {
-            let target = std::fs::read_link(root.at(&format!("/proc/{pid}/fd/{fd}"))).unwrap_or_default();
-            target.starts_with("/dev/infiniband") || target.starts_with("/dev/nvidiactl")
-        })
+        let nodes = ["/dev/infiniband/", "/dev/nvidiactl"];
+        root.open_files(pid).iter().any(|file| nodes.iter().any(|node| file.starts_with(node)))
     };
     let pids = root.names("/proc").into_iter().filter(is_number).filter(opens);
     candidates(pids.map(|pid| {

@@ -123,7 +123,18 @@ impl Root {
 
     /// `path` (absolute on that machine) below the root.
     pub fn at(&self, path: &str) -> PathBuf {
-        self.dir.join(path.trim_start_matches('/'))
+        if self.live {
+            return self.dir.join(path.trim_start_matches('/'));
+        }
+        // A file's name may come from what was recorded.
+        let mut inside: Vec<&str> = Vec::new();
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            match part {
+                ".." => drop(inside.pop()),
+                part => inside.push(part),
+            }
+        }
+        self.dir.join(inside.join("/"))
     }
 
     /// The content of a file; bytes that are no UTF-8 are replaced.
@@ -266,6 +277,21 @@ impl Root {
     pub fn link_name(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.at(path)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())
+    }
+
+    /// Returns what a process has open, by paths of that machine.
+    pub fn open_files(&self, pid: &str) -> Vec<String> {
+        let folder = format!("/proc/{pid}/fd");
+        let target = |fd: String| {
+            let target = fs::read_link(self.at(&format!("{folder}/{fd}"))).ok()?;
+            let target = target.to_string_lossy().into_owned();
+            // Unpacked, the root is that of the machine.
+            Some(match target.strip_prefix("../../../") {
+                Some(of_root) if !self.live => format!("/{of_root}"),
+                _ => target,
+            })
+        };
+        self.names(&folder).into_iter().filter_map(target).collect()
     }
 
     /// `path` with all links followed, as that machine would name it.

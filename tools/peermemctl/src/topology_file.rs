@@ -10,7 +10,7 @@ const VERSION: &str = "1";
 const BRIDGE: &str = "0x0604";
 
 /// The devices of a file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Topology {
     gpus: Vec<Place>,
     nics: Vec<Place>,
@@ -37,9 +37,29 @@ pub struct Apart {
     pub without_gdr: bool,
 }
 
+/// The levels of elements that are read: NCCL's own files have ten. The parser needs some of the stack for each.
+const DEEPEST: usize = 256;
+
+/// Returns how deep elements are nested, as far as their brackets tell.
+fn depth(text: &str) -> usize {
+    let (mut now, mut most) = (0_usize, 0);
+    for tag in text.split('<').skip(1).filter(|tag| !tag.starts_with(['!', '?'])) {
+        let tag = tag.split('>').next().unwrap_or_default();
+        now = if tag.starts_with('/') { now.saturating_sub(1) } else { now + 1 };
+        most = most.max(now);
+        if tag.ends_with('/') {
+            now = now.saturating_sub(1);
+        }
+    }
+    most
+}
+
 impl Topology {
     /// Reads a file.
     pub fn parse(text: &str) -> Result<Self, String> {
+        if depth(text) > DEEPEST {
+            return Err(format!("its elements are nested deeper than {DEEPEST} levels"));
+        }
         let document = roxmltree::Document::parse(text).map_err(|error| format!("it is no XML: {error}"))?;
         let system = document.root_element();
         if system.tag_name().name() != "system" {
@@ -171,6 +191,12 @@ mod tests {
     <nic><net name="onboard"/></nic>
   </cpu>
 </system>"#;
+
+    #[test]
+    fn what_is_nested_without_end_is_an_error() {
+        let text = format!("<system version=\"1\">{}", "<pci>".repeat(100_000));
+        assert!(Topology::parse(&text).unwrap_err().contains("nested deeper"));
+    }
 
     #[test]
     fn distances_are_those_of_the_file() {

@@ -14,7 +14,7 @@ use object::write::{Object, Symbol, SymbolSection};
 use object::{Architecture, BinaryFormat, Endianness, SectionKind, SymbolFlags, SymbolKind, SymbolScope};
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 use tree::{Entry, Tree};
 
 /// The machine in `path`: a folder, or a file that `record` wrote.
@@ -30,31 +30,55 @@ pub fn open(path: &Path) -> Result<Root> {
     Ok(Root::unpacked(dir))
 }
 
-/// Unpacks the machine in `file` into `dir`.
+/// Unpacks the machine in `file` into `dir`, and writes nowhere else, whatever somebody else wrote into the
+/// file: links are made when all else is there, and lead to what is in the machine.
 pub fn unpack(file: &Path, dir: &Path) -> Result<()> {
-    for (path, entry) in Tree::read(file)?.entries {
+    let (links, others): (Vec<_>, Vec<_>) =
+        Tree::read(file)?.entries.into_iter().partition(|(_, entry)| entry.kind == "L");
+    for (path, entry) in others.into_iter().chain(links) {
         let inside = Path::new(path.trim_start_matches('/'));
-        // Somebody else wrote the file.
         if !inside.components().all(|part| matches!(part, Component::Normal(_))) {
             bail!("{}: {path} leads out of the machine", file.display());
         }
         let at = dir.join(inside);
         fs::create_dir_all(at.parent().unwrap_or(dir))?;
-        put(&at, &entry).with_context(|| format!("{}: {path}", file.display()))?;
+        put(&at, &entry, inside).with_context(|| format!("{}: {path}", file.display()))?;
     }
     Ok(())
 }
 
-fn put(at: &Path, entry: &Entry) -> Result<()> {
+/// Makes an entry, whose path in the machine is `inside`.
+fn put(at: &Path, entry: &Entry, inside: &Path) -> Result<()> {
     match entry.kind.as_str() {
         "F" => fs::write(at, content(&entry.lines))?,
         "H" => fs::write(at, bytes(entry.rest.parse()?, &entry.lines)?)?,
-        "L" => symlink(entry.rest.strip_prefix("-> ").context("a link without target")?, at)?,
+        "L" => symlink(target(inside, entry.rest.strip_prefix("-> ").context("a link without target")?)?, at)?,
         "E" => fs::write(at, "")?,
         "M" => fs::write(at, module(&entry.lines)?)?,
         other => bail!("entry of kind {other}"),
     }
     Ok(())
+}
+
+/// Returns where a link leads: a target from the root on is one of the machine's root.
+fn target(link: &Path, target: &str) -> Result<PathBuf> {
+    let above = link.parent().map_or(0, |folder| folder.components().count());
+    if let Some(of_root) = target.strip_prefix('/') {
+        // As in the machine: nothing is above its root.
+        let parts = Path::new(of_root).components().filter(|part| matches!(part, Component::Normal(_)));
+        return Ok(std::iter::repeat_n("..", above).collect::<PathBuf>().join(parts.collect::<PathBuf>()));
+    }
+    let mut depth = above;
+    for part in Path::new(target).components() {
+        depth = match part {
+            Component::ParentDir => {
+                depth.checked_sub(1).with_context(|| format!("{target} leads out of the machine"))?
+            }
+            Component::Normal(_) => depth + 1,
+            _ => depth,
+        };
+    }
+    Ok(PathBuf::from(target))
 }
 
 fn content(lines: &[String]) -> String {
@@ -67,7 +91,13 @@ fn content(lines: &[String]) -> String {
         .collect()
 }
 
+/// The most that a file of bytes has: a configuration space has 4096.
+const MOST_BYTES: usize = 1 << 20;
+
 fn bytes(size: usize, lines: &[String]) -> Result<Vec<u8>> {
+    if size > MOST_BYTES {
+        bail!("{size} bytes, and no file that is looked at has more than {MOST_BYTES}");
+    }
     let mut bytes = vec![0; size];
     for line in lines {
         let (offset, hex) = line.trim_start_matches('|').split_once(' ').context("no offset")?;
@@ -118,4 +148,43 @@ fn module(lines: &[String]) -> Result<Vec<u8>> {
         image.extend_from_slice(b"~Module signature appended~\n");
     }
     Ok(image)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Unpacks a machine of this text into a folder of its own below `dir`.
+    fn unpacked(dir: &Path, text: &str) -> Result<()> {
+        let file = dir.join("a.tree");
+        fs::write(&file, text).unwrap();
+        fs::create_dir(dir.join("machine")).unwrap();
+        unpack(&file, &dir.join("machine"))
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_writes_and_reads_nothing_outside() {
+        for text in [
+            "# x\nF /../outside\n|text\n",
+            "# x\nL /x -> ../..\nF /x/outside\n|text\n",
+            "# x\nL /x -> ../../outside\n",
+            "# x\nL /x -> {dir}\nF /x/outside\n|text\n",
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let result = unpacked(dir.path(), &text.replace("{dir}", &dir.path().display().to_string()));
+            assert!(result.is_err() && !dir.path().join("outside").exists(), "{text}: {result:?}");
+        }
+        // A link from the root on leads to what is there in the machine.
+        let dir = tempfile::tempdir().unwrap();
+        unpacked(dir.path(), "# x\nF /etc/passwd\n|nobody\nL /a/b/link -> /etc/passwd\n").unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("machine/a/b/link")).unwrap(), "nobody\n");
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_takes_no_more_than_there_is() {
+        for text in ["# x\nH /a 99999999999999\n", "# x\nbase a\n"] {
+            let dir = tempfile::tempdir().unwrap();
+            assert!(unpacked(dir.path(), text).is_err(), "{text}");
+        }
+    }
 }

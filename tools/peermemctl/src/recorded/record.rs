@@ -205,7 +205,7 @@ impl Recorder<'_> {
             for fd in self.root.names(&format!("/proc/{pid}/fd")) {
                 let path = format!("/proc/{pid}/fd/{fd}");
                 let target = fs::read_link(self.root.at(&path)).unwrap_or_default();
-                if target.to_string_lossy().starts_with("/dev/infiniband/uverbs") {
+                if target.to_string_lossy().contains("/dev/infiniband/uverbs") {
                     pids.insert(pid.clone());
                     self.link(&path);
                 }

@@ -56,12 +56,25 @@ pub struct Entry {
 impl Tree {
     /// Reads the machine in `file`. Its base, if it has one, is in the same folder.
     pub fn read(file: &Path) -> Result<Self> {
+        Self::read_base(file, 0)
+    }
+
+    fn read_base(file: &Path, depth: usize) -> Result<Self> {
+        /// More machines than stand on one another anywhere.
+        const DEEPEST: usize = 32;
+        if depth > DEEPEST {
+            bail!("{}: more than {DEEPEST} bases, one on another: does one stand on itself?", file.display());
+        }
         let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
-        Self::parse(&text, file)
+        Self::parse_at(&text, file, depth)
     }
 
     /// Reads the machine that `text` describes; `file` is where it is or would be.
     pub fn parse(text: &str, file: &Path) -> Result<Self> {
+        Self::parse_at(text, file, 0)
+    }
+
+    fn parse_at(text: &str, file: &Path, depth: usize) -> Result<Self> {
         let mut tree = Self::default();
         let (mut about, mut base, mut findings) = (String::new(), None, Vec::new());
         let mut own: Vec<(String, Entry)> = Vec::new();
@@ -74,7 +87,7 @@ impl Tree {
                 Some(("#", text)) => about = text.to_owned(),
                 Some(("?", finding)) => findings.push(finding.to_owned()),
                 Some(("base", name)) => {
-                    tree = Self::read(&file.with_file_name(format!("{name}.tree")))?;
+                    tree = Self::read_base(&file.with_file_name(format!("{name}.tree")), depth + 1)?;
                     base = Some(name.to_owned());
                 }
                 Some((kind @ ("F" | "H" | "L" | "E" | "M" | "R" | "P"), path)) => {
