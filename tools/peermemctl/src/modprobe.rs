@@ -167,7 +167,10 @@ pub const COMMAND_LINE: &str = "/proc/cmdline";
 
 /// The file that has a module loaded at boot.
 pub fn loaded_at_boot(root: &Root, module: &str) -> Option<String> {
-    let conf = lines(root, &MODULES_LOAD).into_iter().find(|line| is(Some(&line.text), module)).map(|line| line.file);
+    // A service that is masked reads no lists.
+    let is_masked = root.link_name("/etc/systemd/system/systemd-modules-load.service").as_deref() == Some("null");
+    let lists = if is_masked { Vec::new() } else { lines(root, &MODULES_LOAD) };
+    let conf = lists.into_iter().find(|line| is(Some(&line.text), module)).map(|line| line.file);
     conf.or_else(|| {
         let etc = root.text("/etc/modules").unwrap_or_default();
         etc.lines().any(|line| is(line.split_ascii_whitespace().next(), module)).then(|| "/etc/modules".to_owned())
@@ -212,17 +215,34 @@ pub const UNITS: [&str; 5] = [
 /// Programs that load modules.
 const LOADERS: [&str; 3] = ["modprobe", "kmod", "insmod"];
 
-/// Returns whether a command such as `/sbin/modprobe -q nvidia-peermem` or udev's `kmod load` loads a
-/// module.
+/// Returns whether a command such as `/sbin/modprobe -q nvidia-peermem`, udev's `kmod load`, or one of
+/// several in a line, loads a module.
 fn loads(command: &str, module: &str) -> bool {
-    let words: Vec<&str> = command.split(|c: char| c.is_whitespace() || "\"',;&|".contains(c)).collect();
-    let loader = |word: &&str| LOADERS.contains(&word.rsplit('/').next().unwrap_or_default());
-    let Some(at) = words.iter().position(loader) else { return false };
-    let mut rest = words.iter().skip(at + 1);
-    !rest.clone().any(|word| ["-r", "--remove", "unload"].contains(word)) && rest.any(|word| is(Some(word), module))
+    let names = |text: &str| text.split(is_between).any(|word| is(Some(word), module));
+    // for m in nvidia-uvm nvidia-peermem; do modprobe $m; done
+    let in_loop = |before: &str, part: &str| part.contains('$') && before.contains("for ") && names(before);
+    let mut before = String::new();
+    command.split([';', '&', '|']).any(|part| {
+        let found = is_loader(part) && (names(part) || in_loop(&before, part));
+        before.push_str(part);
+        found
+    })
 }
 
-/// Returns the line of a udev rule that loads a module.
+fn is_between(c: char) -> bool {
+    c.is_whitespace() || "\"',".contains(c)
+}
+
+/// Returns whether a command loads the modules that it names.
+fn is_loader(command: &str) -> bool {
+    // It removes them, or says only what it would do.
+    const ELSE: [&str; 8] = ["-r", "--remove", "unload", "-n", "--dry-run", "--show", "-D", "--show-depends"];
+    let mut words = command.split(is_between);
+    words.any(|word| LOADERS.contains(&word.rsplit('/').next().unwrap_or_default()))
+        && !words.any(|word| ELSE.contains(&word))
+}
+
+/// Returns the line of a udev rule that loads a module, by a program or by a unit of systemd.
 pub fn loaded_by_udev(root: &Root, module: &str) -> Option<Line> {
     let mut seen = Vec::new();
     for dir in UDEV {
@@ -234,8 +254,8 @@ pub fn loaded_by_udev(root: &Root, module: &str) -> Option<Line> {
             let file = format!("{dir}/{name}");
             seen.push(name);
             let text = continued(&root.text(&file).unwrap_or_default());
-            let mut rules = text.lines().map(str::trim).filter(|line| !line.starts_with('#') && line.contains("RUN"));
-            if let Some(rule) = rules.find(|rule| loads(rule, module)) {
+            let mut rules = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
+            if let Some(rule) = rules.find(|rule| rule_loads(root, rule, module)) {
                 return Some(Line { text: rule.to_owned(), file });
             }
         }
@@ -243,19 +263,37 @@ pub fn loaded_by_udev(root: &Root, module: &str) -> Option<Line> {
     None
 }
 
-/// Returns the softdep, or the install command, of another module that brings a module along, and
-/// that other module.
-pub fn loaded_by_softdep(root: &Root, module: &str) -> Option<(Line, String)> {
-    lines(root, &MODPROBE).into_iter().find_map(|line| {
+/// Returns whether a rule of udev loads a module.
+pub fn rule_loads(root: &Root, rule: &str, module: &str) -> bool {
+    let by_program = || loads(rule, module) || rule_scripts(rule).any(|script| script_loads(root, script, module));
+    let by_unit = || rule_units(rule).any(|unit| unit_loads(root, unit, module));
+    rule.contains("RUN") && by_program() || by_unit()
+}
+
+/// The programs that a rule of udev runs.
+pub fn rule_scripts(rule: &str) -> impl Iterator<Item = &str> {
+    rule.split("RUN").skip(1).flat_map(|run| run.split(is_between)).filter(|word| word.starts_with('/'))
+}
+
+/// The units that a rule of udev has systemd start.
+pub fn rule_units(rule: &str) -> impl Iterator<Item = &str> {
+    rule.split("SYSTEMD_WANTS}").skip(1).filter_map(|rest| rest.split('"').nth(1)).flat_map(str::split_whitespace)
+}
+
+/// Returns the softdeps, and the install commands, of other modules that bring a module along, each with
+/// that other module. A weakdep is for those who build an image: nobody loads a module by it.
+pub fn softdeps(root: &Root, module: &str) -> Vec<(Line, String)> {
+    let of = |line: Line| {
         let mut words = line.text.split_ascii_whitespace();
         let (verb, other) = (words.next()?, words.next()?.to_owned());
         let brings = match verb {
-            "softdep" | "weakdep" => words.any(|word| is(Some(word), module)),
+            "softdep" => words.any(|word| is(Some(word), module)),
             "install" => loads(&words.collect::<Vec<_>>().join(" "), module),
             _ => false,
         };
         (brings && !is(Some(&other), module)).then_some((line, other))
-    })
+    };
+    lines(root, &MODPROBE).into_iter().filter_map(of).collect()
 }
 
 /// Returns the line of an enabled service of systemd, or of the kernel's command line, that loads a
@@ -264,34 +302,61 @@ pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
     if let Some(line) = by_command_line(root, &LOADED_LISTS, module) {
         return Some(line);
     }
-    let of_unit = |file: String| {
-        let text = continued(&root.text(&file).ok()?);
-        let mut lines = text.lines().map(str::trim);
-        if let Some(line) = lines.clone().find(|line| pulls(line, module)) {
-            return Some(Line { text: line.to_owned(), file });
-        }
-        let line = lines.find(|line| line.starts_with("ExecStart") && started(root, line, module))?;
-        Some(Line { text: line.to_owned(), file })
-    };
     let wants = enabled_units(root);
     // systemd's own template loads the module that it is enabled for.
     if let Some(unit) = wants.iter().find(|unit| is_template_of(unit, module)) {
         return Some(Line { file: unit.to_owned(), text: "is wanted at boot".to_owned() });
     }
-    let unit = wants
-        .iter()
-        .filter(|unit| unit.ends_with(".service"))
-        .find_map(|unit| of_unit(UNITS.iter().map(|dir| format!("{dir}/{unit}")).find(|file| root.exists(file))?));
-    // Whether their service is started at boot is not looked at: nobody adds to one that is not.
-    let drop_ins = || {
-        let dirs = UNITS.iter().flat_map(|dir| {
-            let names = root.names(dir).into_iter().filter(|name| name.ends_with(".service.d"));
-            names.map(move |name| format!("{dir}/{name}")).collect::<Vec<_>>()
-        });
-        let files = dirs.flat_map(|dir| root.names(&dir).into_iter().map(move |name| format!("{dir}/{name}")));
-        files.filter(|file| file.ends_with(".conf")).find_map(of_unit)
-    };
+    let unit = wants.iter().find_map(|unit| by_unit(root, unit, module));
+    // Whether their unit is started at boot is not looked at: nobody adds to one that is not.
+    let drop_ins = || drop_ins(root).find_map(|file| by_unit_file(root, file, module));
     unit.or_else(drop_ins).or_else(|| by_script(root, module)).or_else(|| by_cron(root, module))
+}
+
+/// The files that add to units of systemd.
+pub fn drop_ins(root: &Root) -> impl Iterator<Item = String> + '_ {
+    let dirs = UNITS.iter().flat_map(|dir| {
+        let names = root.names(dir).into_iter().filter(|name| name.ends_with(".d"));
+        names.map(move |name| format!("{dir}/{name}"))
+    });
+    let files = dirs.flat_map(|dir| root.names(&dir).into_iter().map(move |name| format!("{dir}/{name}")));
+    files.filter(|file| file.ends_with(".conf"))
+}
+
+/// Returns the service that a unit starts: itself, or what a timer or path is for.
+pub fn service_of(root: &Root, unit: &str) -> Option<String> {
+    if unit.ends_with(".service") {
+        return Some(unit.to_owned());
+    }
+    let stem = unit.strip_suffix(".timer").or_else(|| unit.strip_suffix(".path"))?;
+    let text = root.text(&file_of(root, unit)?).unwrap_or_default();
+    let named = text.lines().find_map(|line| line.trim().strip_prefix("Unit="));
+    Some(named.map_or(format!("{stem}.service"), |named| named.trim().to_owned()))
+}
+
+/// Returns the file of a unit.
+fn file_of(root: &Root, unit: &str) -> Option<String> {
+    UNITS.iter().map(|dir| format!("{dir}/{unit}")).find(|file| root.exists(file))
+}
+
+fn unit_loads(root: &Root, unit: &str, module: &str) -> bool {
+    is_template_of(unit, module) || by_unit(root, unit, module).is_some()
+}
+
+/// Returns the line by which a unit loads a module.
+fn by_unit(root: &Root, unit: &str, module: &str) -> Option<Line> {
+    by_unit_file(root, file_of(root, &service_of(root, unit)?)?, module)
+}
+
+/// Returns the line of a unit's file, or of one that adds to it, that loads a module.
+fn by_unit_file(root: &Root, file: String, module: &str) -> Option<Line> {
+    let text = continued(&root.text(&file).ok()?);
+    let mut lines = text.lines().map(str::trim);
+    if let Some(line) = lines.clone().find(|line| pulls(root, line, module)) {
+        return Some(Line { text: line.to_owned(), file });
+    }
+    let line = lines.find(|line| line.starts_with("ExecStart") && started(root, line, module))?;
+    Some(Line { text: line.to_owned(), file })
 }
 
 /// Returns the names of the units that others of systemd want or require by a link, as enabled ones
@@ -310,11 +375,23 @@ pub fn is_template_of(unit: &str, module: &str) -> bool {
     name.is_some_and(|name| is(Some(&name.replace("\\x2d", "-")), module))
 }
 
-/// Returns whether a line of a unit has that template started with it.
-fn pulls(line: &str, module: &str) -> bool {
-    let Some((key, units)) = line.split_once('=') else { return false };
-    ["Wants", "Requires", "BindsTo", "Upholds"].contains(&key.trim())
-        && units.split_ascii_whitespace().any(|unit| is_template_of(unit, module))
+/// The units that a line of a unit has started with it.
+pub fn pulled(line: &str) -> impl Iterator<Item = &str> {
+    const KEYS: [&str; 4] = ["Wants", "Requires", "BindsTo", "Upholds"];
+    let units = line.split_once('=').filter(|(key, _)| KEYS.contains(&key.trim())).map_or("", |(_, units)| units);
+    units.split_ascii_whitespace()
+}
+
+/// Returns whether a line of a unit has systemd's template, or a service that loads a module by a line of
+/// its own, started with it.
+pub fn pulls(root: &Root, line: &str, module: &str) -> bool {
+    pulled(line).any(|unit| {
+        let of_service = || {
+            let text = continued(&root.text(&file_of(root, unit)?).ok()?);
+            Some(text.lines().map(str::trim).any(|line| line.starts_with("ExecStart") && started(root, line, module)))
+        };
+        is_template_of(unit, module) || of_service() == Some(true)
+    })
 }
 
 /// Returns whether a line such as `ExecStart=/bin/sh -c "modprobe nvidia-peermem"` loads a module,
@@ -331,14 +408,14 @@ pub fn script_that_loads(root: &Root, line: &str, module: &str) -> Option<String
     let words = words.map(|word| word.trim_start_matches(['-', '@', ':', '+', '!']));
     let is_shell = |word: &str| ["sh", "bash", "env"].contains(&word.rsplit('/').next().unwrap_or_default());
     let script = words.into_iter().find(|word| word.starts_with('/') && !is_shell(word))?;
-    let text = root.script(script)?;
-    continued(&text).lines().any(|line| runs(line, module)).then(|| script.to_owned())
+    script_loads(root, script, module).then(|| script.to_owned())
 }
 
-/// Returns whether a line of a script loads a module.
-fn runs(line: &str, module: &str) -> bool {
-    let line = line.trim();
-    !line.starts_with('#') && loads(line, module)
+/// Returns whether a script loads a module.
+fn script_loads(root: &Root, script: &str, module: &str) -> bool {
+    let text = continued(&root.script(script).unwrap_or_default());
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
+    lines.any(|line| loads(line, module))
 }
 
 /// Files of cron's jobs, and folders of such files.
@@ -357,9 +434,21 @@ fn by_cron(root: &Root, module: &str) -> Option<Line> {
 }
 
 /// Scripts that run at boot if they are executable, and OpenRC's list of modules.
-pub const SCRIPTS: [&str; 5] =
-    ["/etc/rc.local", "/etc/rc.d/rc.local", "/etc/rc.modules", "/etc/init.d/boot.local", OPENRC];
+const SCRIPTS: [&str; 5] = ["/etc/rc.local", "/etc/rc.d/rc.local", "/etc/rc.modules", "/etc/init.d/boot.local", OPENRC];
 const OPENRC: &str = "/etc/conf.d/modules";
+/// Folders of such scripts: of Red Hat's rhel-loadmodules.service, those that end so, and of cloud-init.
+const SCRIPT_FOLDERS: [(&str, &str); 2] =
+    [("/etc/sysconfig/modules", ".modules"), ("/var/lib/cloud/scripts/per-boot", "")];
+
+/// Returns those that there may be.
+pub fn scripts(root: &Root) -> Vec<String> {
+    let of_folder = |(folder, end): &(&str, &'static str)| {
+        let (folder, end) = ((*folder).to_owned(), *end);
+        let names = root.names(&folder).into_iter().filter(move |name| name.ends_with(end));
+        names.map(move |name| format!("{folder}/{name}"))
+    };
+    SCRIPTS.iter().map(|file| (*file).to_owned()).chain(SCRIPT_FOLDERS.iter().flat_map(of_folder)).collect()
+}
 
 /// Returns whether the system reads one of them: nothing runs a script that is not executable, as
 /// rc-local.service of systemd says by ConditionFileIsExecutable.
@@ -378,7 +467,7 @@ fn by_script(root: &Root, module: &str) -> Option<Line> {
         let list = line.strip_prefix("modules").and_then(|line| line.split_once('=')).map_or("", |(_, list)| list);
         list.split(|c: char| c.is_whitespace() || "\"'".contains(c)).any(|word| is(Some(word), module))
     };
-    SCRIPTS.iter().filter(|file| is_read_at_boot(root, file)).find_map(|file| match *file {
+    scripts(root).iter().filter(|file| is_read_at_boot(root, file)).find_map(|file| match file.as_str() {
         OPENRC => of(file, &in_list),
         _ => of(file, &|line: &str| loads(line, module)),
     })
@@ -406,7 +495,7 @@ mod tests {
             let root = Root::new(dir.path());
             const NAME: &str = "nvidia_peermem";
             loaded_by_udev(&root, NAME).is_some()
-                || loaded_by_softdep(&root, NAME).is_some()
+                || !softdeps(&root, NAME).is_empty()
                 || loaded_by_service(&root, NAME).is_some()
                 || loaded_at_boot(&root, NAME).is_some()
         };
@@ -486,6 +575,32 @@ mod tests {
                 "[Service]\nExecStartPost=-/opt/gdr/start.sh now\n",
                 false,
             ),
+            ("etc/systemd/system/peermem.service", "[Service]\nExecStart=/sbin/modprobe -n nvidia-peermem\n", false),
+            ("etc/systemd/system/peermem.service", "[Service]\nExecStart=/sbin/modprobe -D nvidia-peermem\n", false),
+            (
+                "etc/systemd/system/peermem.service",
+                "[Service]\nExecStart=/bin/sh -c \"modprobe -r nvidia-peermem; modprobe nvidia-peermem\"\n",
+                true,
+            ),
+            (
+                "etc/systemd/system/peermem.service",
+                "[Service]\nExecStart=/bin/sh -c 'modprobe nvidia && modprobe -r nvidia-peermem'\n",
+                false,
+            ),
+            (
+                "etc/systemd/system/peermem.service",
+                "[Service]\nExecStart=/bin/sh -c 'for m in nvidia-uvm nvidia-peermem; do modprobe $m; done'\n",
+                true,
+            ),
+            ("etc/modprobe.d/a.conf", "weakdep nvidia nvidia-peermem\n", false),
+            (
+                "etc/udev/rules.d/9.rules",
+                "KERNEL==\"nvidia\", ENV{SYSTEMD_WANTS}+=\"modprobe@nvidia_peermem.service\"\n",
+                true,
+            ),
+            ("etc/sysconfig/modules/gdr.modules", "#!/bin/sh\nmodprobe nvidia_peermem\n", true),
+            ("etc/sysconfig/modules/gdr.txt", "#!/bin/sh\nmodprobe nvidia_peermem\n", false),
+            ("var/lib/cloud/scripts/per-boot/gdr", "#!/bin/sh\nmodprobe nvidia_peermem\n", true),
             ("etc/cron.d/gdr", "@reboot root /sbin/modprobe nvidia-peermem\n", true),
             ("etc/cron.d/gdr", "0 4 * * * root /sbin/modprobe nvidia-peermem\n", false),
         ] {
@@ -524,6 +639,33 @@ mod tests {
                 wanted,
                 "{command}: {script}"
             );
+        }
+    }
+
+    /// Each leads to a service that loads the module.
+    #[test]
+    fn what_starts_a_service_that_loads_is_followed() {
+        for (path, text, wanted) in [
+            ("etc/systemd/system/timers.target.wants/gdr.timer", "", true),
+            ("etc/systemd/system/multi-user.target.d/gdr.conf", "[Unit]\nWants=gdr.service\n", true),
+            ("etc/systemd/system/multi-user.target.d/gdr.conf", "[Unit]\nAfter=gdr.service\n", false),
+            ("etc/udev/rules.d/9.rules", "KERNEL==\"nvidia\", ENV{SYSTEMD_WANTS}=\"gdr.service\"\n", true),
+            ("etc/udev/rules.d/9.rules", "KERNEL==\"nvidia\", RUN+=\"/opt/gdr/start\"\n", true),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            for (path, text) in [
+                (path, text),
+                ("etc/systemd/system/gdr.timer", "[Timer]\nOnBootSec=30\n"),
+                ("etc/systemd/system/gdr.service", "[Service]\nExecStart=/sbin/modprobe nvidia-peermem\n"),
+                ("opt/gdr/start", "#!/bin/sh\nmodprobe nvidia-peermem\n"),
+            ] {
+                let file = dir.path().join(path);
+                std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+                std::fs::write(file, text).unwrap();
+            }
+            let root = Root::new(dir.path());
+            let found = loaded_by_service(&root, "nvidia_peermem").or_else(|| loaded_by_udev(&root, "nvidia_peermem"));
+            assert_eq!(found.is_some(), wanted, "{path}: {text}");
         }
     }
 

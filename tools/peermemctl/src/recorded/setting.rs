@@ -6,8 +6,10 @@ use crate::doctor::hardware::WSL;
 use crate::doctor::limits::{has_component, BATCH};
 use crate::environment::Environment;
 use crate::machine::NAME;
-use crate::modprobe::{self, is_read_at_boot, SCRIPTS};
-use crate::setting::{Setting, APPTAINER, CGROUPS, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE};
+use crate::modprobe::{self, is_read_at_boot};
+use crate::setting::{
+    Setting, APPTAINER, CGROUPS, DRIVER_READY, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE,
+};
 use crate::topology_file;
 
 impl Recorder<'_> {
@@ -62,6 +64,9 @@ impl Recorder<'_> {
         ] {
             self.existence(path);
         }
+        if self.root.exists(DRIVER_READY) {
+            self.lines(DRIVER_READY, |line| line.starts_with("IS_HOST_DRIVER="));
+        }
         // That file names the container and its image, too.
         if self.root.exists(PODMAN) {
             self.lines(PODMAN, |line| line.starts_with("engine=") || line.starts_with("rootless="));
@@ -85,6 +90,9 @@ impl Recorder<'_> {
             }
         }
         let compatible = self.root.text("/proc/device-tree/compatible").unwrap_or_default();
+        if compatible.contains("linux,dummy-virt") {
+            self.text("/proc/device-tree/compatible", "linux,dummy-virt\n");
+        }
         if compatible.contains("nvidia,tegra") {
             self.text("/proc/device-tree/compatible", "nvidia,tegra\n");
         }
@@ -95,10 +103,10 @@ impl Recorder<'_> {
 
     /// Records rules of udev and enabled services that load the module.
     pub(super) fn loaders(&mut self) {
-        let is_it = |line: &str| line.contains("nvidia_peermem") || line.contains("nvidia-peermem");
-        for script in SCRIPTS {
-            if is_read_at_boot(self.root, script) && self.root.text(script).is_ok_and(|text| is_it(&text)) {
-                self.lines(script, is_it);
+        let is_it = is_of_module;
+        for script in modprobe::scripts(self.root) {
+            if is_read_at_boot(self.root, &script) && self.root.text(&script).is_ok_and(|text| is_it(&text)) {
+                self.lines(&script, is_it);
             }
         }
         if let Some(list) = modprobe::loaded_at_boot(self.root, NAME) {
@@ -106,10 +114,7 @@ impl Recorder<'_> {
         }
         for dir in modprobe::UDEV {
             for name in self.root.names(dir) {
-                let path = format!("{dir}/{name}");
-                if self.root.text(&path).is_ok_and(|text| is_it(&text)) {
-                    self.lines(&path, |line| is_it(line) || line.trim_end().ends_with('\\'));
-                }
+                self.rules(&format!("{dir}/{name}"));
             }
         }
         let of_folder = self.root.names(modprobe::CRON_FOLDER).into_iter();
@@ -124,17 +129,12 @@ impl Recorder<'_> {
         if !lists.is_empty() {
             self.text(modprobe::COMMAND_LINE, &format!("{}\n", lists.join(" ")));
         }
-        let enabled = modprobe::enabled_units(self.root);
-        for dir in modprobe::UNITS {
-            for name in self.root.names(dir) {
-                if name.ends_with(".service") && enabled.contains(&name) {
-                    self.unit(&format!("{dir}/{name}"));
-                } else if name.ends_with(".service.d") {
-                    for file in self.root.names(&format!("{dir}/{name}")) {
-                        self.unit(&format!("{dir}/{name}/{file}"));
-                    }
-                }
-            }
+        let root = self.root;
+        for unit in modprobe::enabled_units(root) {
+            self.service(&unit);
+        }
+        for file in modprobe::drop_ins(root) {
+            self.unit(&file);
         }
         // Who wants one of those.
         for dir in modprobe::UNITS {
@@ -150,24 +150,68 @@ impl Recorder<'_> {
         }
     }
 
-    /// Records what has a unit or a drop-in of systemd load the module, and the script that does so
-    /// for it.
+    /// Records the rules of udev in a file that have the module loaded, and what they start for that.
+    fn rules(&mut self, path: &str) {
+        let root = self.root;
+        let text = root.text(path).unwrap_or_default();
+        let loads = |line: &str| is_of_module(line) || modprobe::rule_loads(root, line, NAME);
+        let rules: Vec<&str> = text.lines().filter(|line| loads(line)).collect();
+        if rules.is_empty() {
+            return;
+        }
+        self.lines(path, |line| loads(line) || line.trim_end().ends_with('\\'));
+        for rule in rules {
+            modprobe::rule_units(rule).for_each(|unit| self.service(unit));
+            modprobe::rule_scripts(rule).for_each(|script| self.script(script));
+        }
+    }
+
+    /// Records the service that a unit starts, if that loads the module, and the unit.
+    fn service(&mut self, unit: &str) {
+        let root = self.root;
+        let Some(service) = modprobe::service_of(root, unit) else { return };
+        for dir in modprobe::UNITS {
+            self.unit(&format!("{dir}/{service}"));
+        }
+        let is_recorded = modprobe::UNITS.iter().any(|dir| self.has(&format!("{dir}/{service}")));
+        if is_recorded && service != unit {
+            for path in modprobe::UNITS.iter().map(|dir| format!("{dir}/{unit}")).filter(|path| root.exists(path)) {
+                self.lines(&path, |line| line.trim().starts_with(['[', 'U']));
+            }
+        }
+    }
+
+    /// Records what has a unit or a drop-in of systemd load the module, and the script or the other unit that
+    /// does so for it.
     fn unit(&mut self, path: &str) {
         let root = self.root;
         let Ok(text) = root.text(path) else { return };
         let of_script = |line: &str| modprobe::script_that_loads(root, line, NAME);
-        let loads = |text: &str| text.contains("nvidia_peermem") || text.contains("nvidia-peermem");
         let is_template = |text: &str| text.split_ascii_whitespace().any(|word| modprobe::is_template_of(word, NAME));
-        if !loads(&text) && !is_template(&text.replace('=', " ")) && !text.lines().any(|line| of_script(line).is_some())
-        {
+        let pulls = |line: &str| modprobe::pulls(root, line, NAME);
+        let loads = |line: &str| is_of_module(line) || of_script(line).is_some() || pulls(line);
+        if !is_template(&text.replace('=', " ")) && !text.lines().any(loads) {
             return;
         }
-        self.lines(path, |line| {
-            let goes_on = line.trim_end().ends_with('\\');
-            loads(line) || goes_on || is_template(&line.replace('=', " ")) || of_script(line).is_some()
-        });
-        if let Some(script) = text.lines().find_map(of_script) {
-            self.lines(&script, |line| line.starts_with("#!") || loads(line));
+        self.lines(path, |line| loads(line) || line.trim_end().ends_with('\\') || is_template(&line.replace('=', " ")));
+        for line in text.lines() {
+            of_script(line).iter().for_each(|script| self.script(script));
+            // Once: units may want each other.
+            let new = |unit: &&str| !modprobe::UNITS.iter().any(|dir| self.has(&format!("{dir}/{unit}")));
+            let units: Vec<&str> = modprobe::pulled(line).filter(|_| pulls(line)).filter(new).collect();
+            units.into_iter().for_each(|unit| self.service(unit));
         }
     }
+
+    /// Records the lines of a script that load the module.
+    fn script(&mut self, path: &str) {
+        if self.root.script(path).is_some() {
+            self.lines(path, |line| line.starts_with("#!") || is_of_module(line));
+        }
+    }
+}
+
+/// Returns whether a line names the module.
+fn is_of_module(line: &str) -> bool {
+    line.contains("nvidia_peermem") || line.contains("nvidia-peermem")
 }
