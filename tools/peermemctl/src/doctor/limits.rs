@@ -17,7 +17,7 @@ const ENOUGH: u64 = 64 << 30;
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = pages(machine).into_iter().collect();
     checks.push(login(machine));
-    checks.extend(processes(machine.root));
+    checks.extend(processes(machine));
     checks.extend(devices(machine.root));
     checks.push(boot(machine));
     checks.extend(dkms(machine));
@@ -110,7 +110,8 @@ fn is_exempt(root: &Root, pid: &str) -> bool {
 
 /// The lines of a configuration file and then of those in its folder, with their files.
 fn configured(root: &Root, file: &str, folder: &str) -> Vec<(String, String)> {
-    let names = root.names(folder).into_iter().map(|name| format!("{folder}/{name}"));
+    let names = root.names(folder).into_iter().filter(|name| name.ends_with(".conf"));
+    let names = names.map(|name| format!("{folder}/{name}"));
     let files = std::iter::once(file.to_owned()).chain(names);
     let lines = |file: String| {
         let text = root.text(&file).unwrap_or_default();
@@ -119,31 +120,52 @@ fn configured(root: &Root, file: &str, folder: &str) -> Vec<(String, String)> {
     files.flat_map(lines).collect()
 }
 
-/// Who may lock all memory by configuration, and where that is written: users that log in, those of
-/// a group, services.
-fn allowed(root: &Root) -> Option<(String, String)> {
-    let mut groups = Vec::new();
+/// What the files say of those who log in, and of services.
+struct Configured {
+    /// Who may lock all memory, and where that is written: users that log in, those of a group, services.
+    allowed: Option<(String, String)>,
+    /// The line that gives users less, with its file, and how much that is in bytes.
+    lowered: Option<(String, String, u64)>,
+}
+
+/// Reads the files as pam_limits(8) does: of the lines for the same users the last one counts.
+fn by_configuration(root: &Root) -> Configured {
+    // By users: the limit in KiB, `None` for none, with its line and file.
+    let mut users: Vec<(String, Option<u64>, String, String)> = Vec::new();
     for (file, line) in configured(root, "/etc/security/limits.conf", "/etc/security/limits.d") {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        let [who, "-" | "soft", "memlock", "unlimited" | "infinity" | "-1", ..] = words.as_slice() else { continue };
-        let seen = format!("memlock unlimited in {file}");
-        match who.strip_prefix('@') {
-            Some(group) => groups.push((format!("users of group {group} may lock all memory"), seen)),
-            None if *who == "*" => return Some(("users may lock all memory".to_owned(), seen)),
-            None => {}
-        }
+        let [who, "-" | "soft", "memlock", value, ..] = words.as_slice() else { continue };
+        let limit = match *value {
+            "unlimited" | "infinity" | "-1" => None,
+            kib => match kib.parse().ok() {
+                Some(kib) => Some(kib),
+                None => continue,
+            },
+        };
+        users.retain(|(known, ..)| known != who);
+        users.push(((*who).to_owned(), limit, words.join(" "), file));
     }
-    let services = configured(root, "/etc/systemd/system.conf", "/etc/systemd/system.conf.d").into_iter();
-    let mut services = services.filter_map(|(file, line)| {
-        let value = line.strip_prefix("DefaultLimitMEMLOCK")?.trim_start().strip_prefix('=')?.trim().to_owned();
-        Some((file, value))
-    });
-    // The last one counts; it may have a soft limit and a hard one.
-    let services = services.next_back().filter(|(_, value)| value.split(':').next() == Some("infinity"));
-    let services = services.map(|(file, _)| {
-        ("services may lock all memory".to_owned(), format!("DefaultLimitMEMLOCK=infinity in {file}"))
-    });
-    groups.into_iter().next().or(services)
+    let of_all = users.iter().find(|(who, ..)| who == "*");
+    let lowered = of_all.and_then(|(_, kib, line, file)| Some((line.clone(), file.clone(), kib.as_ref()? << 10)));
+    let seen = |file: &str| format!("memlock unlimited in {file}");
+    let users_may = of_all.filter(|(_, limit, ..)| limit.is_none());
+    let users_may = users_may.map(|(.., file)| ("users may lock all memory".to_owned(), seen(file)));
+    let groups_may = || {
+        users.iter().filter(|(_, limit, ..)| limit.is_none()).find_map(|(who, .., file)| {
+            Some((format!("users of group {} may lock all memory", who.strip_prefix('@')?), seen(file)))
+        })
+    };
+    let services = || {
+        let lines = configured(root, "/etc/systemd/system.conf", "/etc/systemd/system.conf.d").into_iter();
+        let mut values = lines.filter_map(|(file, line)| {
+            let value = line.strip_prefix("DefaultLimitMEMLOCK")?.trim_start().strip_prefix('=')?.trim().to_owned();
+            Some((file, value))
+        });
+        // It may have a soft limit and a hard one.
+        let (file, _) = values.next_back().filter(|(_, value)| value.split(':').next() == Some("infinity"))?;
+        Some(("services may lock all memory".to_owned(), format!("DefaultLimitMEMLOCK=infinity in {file}")))
+    };
+    Configured { allowed: users_may.or_else(groups_may).or_else(services), lowered }
 }
 
 /// Batch systems other than Slurm, by what a folder of their control groups begins with: a job has
@@ -178,7 +200,7 @@ fn login(machine: &Machine) -> Check {
     const ID: &str = "limits.memlock";
     const SEEN: &str = "Max locked memory in /proc/self/limits";
     let root = machine.root;
-    let allowed = allowed(root);
+    let Configured { allowed, lowered } = by_configuration(root);
     let of = match limit(root, "self") {
         None => {
             let check = Check::skip(ID, "the limit of locked memory cannot be read");
@@ -196,9 +218,21 @@ fn login(machine: &Machine) -> Check {
     }
     if is_exempt(root, "self") {
         // Users get another limit where they log in, which the files tell.
-        return match allowed {
-            Some((who, seen)) => Check::ok(ID, format!("no limit binds root; {who} by configuration")).seen(seen).seen(SEEN),
-            None => Check::skip(
+        return match (allowed, lowered) {
+            (Some((who, seen)), _) => {
+                Check::ok(ID, format!("no limit binds root; {who} by configuration")).seen(seen).seen(SEEN)
+            }
+            (None, Some((line, file, limit))) => Check::warn(
+                ID,
+                format!(
+                    "no limit binds root; users that log in may lock {} only by configuration: more than that of GPU memory fails with \"Cannot allocate memory\"",
+                    text::bytes(limit)
+                ),
+                format!("replace '{line}' in {file} by '* - memlock unlimited': of such lines the last one counts"),
+            )
+            .seen(format!("{line} in {file}"))
+            .seen(SEEN),
+            (None, None) => Check::skip(
                 ID,
                 format!("no limit binds root; programs that users start from here may lock {bytes} only: run doctor as one of them"),
             )
@@ -211,9 +245,16 @@ fn login(machine: &Machine) -> Check {
         Some((who, _)) => Check::warn(
             ID,
             format!("{here}; {who} by configuration, but this process did not get that"),
-            memlock_cure(machine, true),
+            memlock_cure(machine, "self", &Files::Allow),
         ),
-        None => Check::warn(ID, format!("{here}, unless they run as root"), memlock_cure(machine, false)),
+        None => {
+            let why = match is_root(root) {
+                true => "; this is root without CAP_IPC_LOCK",
+                false => ", unless they run as root",
+            };
+            let files = lowered.as_ref().map_or(Files::Silent, |(line, file, _)| Files::Lower(line, file));
+            Check::warn(ID, format!("{here}{why}"), memlock_cure(machine, "self", &files))
+        }
     };
     let check = check.brief(format!("programs started from here may lock {bytes} only"));
     match allowed {
@@ -222,26 +263,47 @@ fn login(machine: &Machine) -> Check {
     }
 }
 
-/// Returns what raises the limit of those who start this process: a container's runtime, Slurm,
-/// systemd or the login.
-fn memlock_cure(machine: &Machine, is_configured: bool) -> String {
+/// Whether this process is root's, maybe of a container.
+fn is_root(root: &Root) -> bool {
+    let status = root.text("/proc/self/status").unwrap_or_default();
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    uids.split_ascii_whitespace().nth(1) == Some("0")
+}
+
+/// What the files of a login say of locked memory.
+enum Files<'a> {
+    Allow,
+    Silent,
+    /// The line that sets a limit, and its file.
+    Lower(&'a str, &'a str),
+}
+
+/// Returns what raises the limit of those who start a process: a container's runtime, Slurm, systemd or
+/// the login. `pid` is `self`, or the number of another process.
+fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
     const SLURM: &str = "Slurm: PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and LimitMEMLOCK=infinity in slurmd.service, then restart slurmd";
     const SERVICE: &str = "services: LimitMEMLOCK=infinity in their unit";
     let root = machine.root;
     // Whoever starts the program may raise it.
-    match hard_limit(root, "self") {
+    match hard_limit(root, pid) {
         Some(None) => return "ulimit -l unlimited before the program starts: the hard limit allows it, and only the soft one is low".to_owned(),
         Some(Some(bytes)) if bytes >= ENOUGH => return format!("ulimit -l {} before the program starts: the hard limit allows that, and only the soft one is low", bytes >> 10),
         _ => {}
     }
-    let cgroup = root.text("/proc/self/cgroup").unwrap_or_default();
+    let cgroup = root.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    // Slurm may run in pods itself.
+    if cgroup.contains("kubepods") {
+        const UNIT: &str = "LimitMEMLOCK=infinity in the unit of the container runtime on the node (containerd.service, crio.service; RKE2 and K3s: rke2-agent.service, k3s-agent.service or those of the server)";
+        return format!("no file of a container raises it. Kubernetes: securityContext.capabilities.add: [\"IPC_LOCK\"] of the container, for a program that runs as root; for others {UNIT}, then restart it and the pod");
+    }
     if cgroup.contains("slurm") {
         return SLURM.to_owned();
     }
     if let Some((_, cure)) = BATCH.iter().find(|(word, _)| has_component(&cgroup, word)) {
         return (*cure).to_owned();
     }
-    if root.exists(APPTAINER) {
+    let is_own = pid == "self";
+    if is_own && root.exists(APPTAINER) {
         return format!("Apptainer passes on the limit of the shell or job that starts it, so raise it there: {SLURM}; a shell: ulimit -l unlimited, or memlock in /etc/security/limits.d of the host");
     }
     if cgroup.contains("lxc") {
@@ -250,11 +312,11 @@ fn memlock_cure(machine: &Machine, is_configured: bool) -> String {
     if cgroup.contains("/ecs/") {
         return "Amazon ECS: ulimits with name memlock, softLimit -1 and hardLimit -1 in the container's definition of the task, then start a new task".to_owned();
     }
-    if root.line(NSPAWN).as_deref() == Some("systemd-nspawn") {
+    if is_own && root.line(NSPAWN).as_deref() == Some("systemd-nspawn") {
         return "systemd-nspawn: LimitMEMLOCK=infinity in section [Exec] of the container's .nspawn file (or --rlimit=RLIMIT_MEMLOCK=infinity), then start it again".to_owned();
     }
     // CRI-O makes an empty file of that name (cri-o/cri-o#5463).
-    let podman = root.text(PODMAN).unwrap_or_default();
+    let podman = root.text(PODMAN).ok().filter(|_| is_own).unwrap_or_default();
     if podman.lines().any(|line| line.starts_with("engine=\"podman")) {
         const RUN: &str = "podman run --ulimit memlock=-1:-1";
         return match podman.lines().any(|line| line.trim() == "rootless=1") {
@@ -262,7 +324,9 @@ fn memlock_cure(machine: &Machine, is_configured: bool) -> String {
             false => format!("{RUN}; no file of a container raises it"),
         };
     }
-    if machine.setting.container.is_some() {
+    if is_own && machine.setting.container.is_some()
+        || ["docker", "libpod", "containerd"].iter().any(|word| cgroup.contains(word))
+    {
         return "no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root; Kubernetes: LimitMEMLOCK=infinity in the unit of the container runtime (containerd.service, crio.service) on the node".to_owned();
     }
     // What systemd's manager of a user starts has that manager's limit; PAM never sees it.
@@ -272,22 +336,27 @@ fn memlock_cure(machine: &Machine, is_configured: bool) -> String {
     if cgroup.contains("/system.slice/") {
         return SERVICE.to_owned();
     }
-    match is_configured {
-        true => format!("{SLURM}; {SERVICE}; a shell: log in again, through PAM (sshd: UsePAM yes)"),
-        false => format!(
+    match files {
+        Files::Allow => format!("{SLURM}; {SERVICE}; a shell: log in again, through PAM (sshd: UsePAM yes)"),
+        Files::Silent => format!(
             "echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf and log in again; {SERVICE}; {SLURM}"
+        ),
+        Files::Lower(line, file) => format!(
+            "replace '{line}' in {file} by '* - memlock unlimited', as of such lines the last one counts, and log in again; {SERVICE}; {SLURM}"
         ),
     }
 }
 
 /// Processes that have an RDMA device open and a limit that will stop them.
-fn processes(root: &Root) -> Vec<Check> {
-    let uses_rdma = |pid: &String| {
-        root.names(&format!("/proc/{pid}/fd")).iter().any(|fd| {
-            std::fs::read_link(root.at(&format!("/proc/{pid}/fd/{fd}")))
-                .is_ok_and(|target| target.to_string_lossy().contains("/dev/infiniband/uverbs"))
-        })
+fn processes(machine: &Machine) -> Vec<Check> {
+    let root = machine.root;
+    let Configured { allowed, lowered } = by_configuration(root);
+    let files = match (allowed, &lowered) {
+        (Some(_), _) => Files::Allow,
+        (None, Some((line, file, _))) => Files::Lower(line, file),
+        (None, None) => Files::Silent,
     };
+    let uses_rdma = |pid: &String| root.open_files(pid).iter().any(|file| file.contains("/dev/infiniband/uverbs"));
     root.names("/proc")
         .into_iter()
         .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
@@ -302,7 +371,7 @@ fn processes(root: &Root) -> Vec<Check> {
                 Check::warn(
                     "limits.process",
                     format!("process {pid} ({comm}) uses RDMA and may lock {} only: larger registrations fail with \"Cannot allocate memory\"", text::bytes(bytes)),
-                    format!("prlimit --pid {pid} --memlock=unlimited; for good: memlock in /etc/security/limits.d or LimitMEMLOCK=infinity"),
+                    format!("prlimit --pid {pid} --memlock=unlimited; for good: {}", memlock_cure(machine, &pid, &files)),
                 )
                 .seen(format!("/proc/{pid}/limits, no CAP_IPC_LOCK in /proc/{pid}/status")),
             )
@@ -321,7 +390,9 @@ fn boot(machine: &Machine) -> Check {
         return Check::ok(ID, format!("the module is loaded at boot by the udev rule {rule}"))
             .seen(format!("{}: {}", line.file, line.text));
     }
-    if let Some((line, with)) = modprobe::loaded_by_softdep(machine.root, NAME) {
+    let comes = |with: &str| !machine.modules_read || machine.modules.contains_key(with.replace('-', "_").as_str());
+    let softdeps = modprobe::softdeps(machine.root, NAME).into_iter();
+    if let Some((line, with)) = softdeps.into_iter().find(|(_, with)| comes(with)) {
         return Check::ok(ID, format!("the module is loaded at boot with {with}, by a softdep of it in {}", line.file))
             .seen(format!("{}: {}", line.file, line.text));
     }
