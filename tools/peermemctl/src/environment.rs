@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The environment of a process, and the files that NCCL adds to it.
 
-use crate::launcher::Launched;
+use crate::launcher::{self, EnvFile, Launched};
 use crate::root::{Missing, Root};
 use crate::topology_file::Topology;
 use anyhow::{bail, Result};
@@ -18,6 +18,7 @@ const OWN: &str = "this shell";
 const VIRTUAL_TOPOLOGY: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
 
 /// The file that NCCL_TOPO_FILE names.
+#[derive(Clone)]
 pub struct TopologyFile {
     /// The setting in words: the variable with its value, and where it is set.
     pub setting: String,
@@ -26,6 +27,7 @@ pub struct TopologyFile {
 }
 
 /// What a process finds in its environment.
+#[derive(Clone)]
 pub struct Environment {
     /// Whose it is, in words.
     pub whose: String,
@@ -82,12 +84,21 @@ impl Environment {
         let own_home = own_home(root, &own);
         let mut launched = Launched::read(own, words, root.is_live());
         for file in std::mem::take(&mut launched.files) {
-            match root.text(&file) {
+            let (EnvFile::Plain(name) | EnvFile::Script(name)) = &file;
+            let Ok(text) = root.text(name) else {
+                launched.not_understood.push(format!("not understood: {name}, which cannot be read"));
+                continue;
+            };
+            let read = match file {
+                EnvFile::Plain(_) => Ok(text.lines().filter_map(|line| assignment(line.trim_start())).collect()),
+                EnvFile::Script(_) => of_script(&text),
+            };
+            match read {
                 // The command line wins over a file.
-                Ok(text) => text.lines().filter_map(|line| assignment(line.trim())).for_each(|(name, value)| {
+                Ok(read) => read.into_iter().for_each(|(name, value)| {
                     launched.variables.entry(name).or_insert(value);
                 }),
-                Err(_) => launched.not_understood.push(format!("not understood: {file}, which cannot be read")),
+                Err(line) => launched.not_understood.push(format!("not understood: {name} with {line}")),
             }
         }
         let home = match &launched.user {
@@ -122,8 +133,13 @@ impl Environment {
                     return None;
                 }
             };
-            let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
-            Some((file, lines.filter_map(assignment).collect()))
+            // As setEnvFile() in src/misc/param.cc reads it: blanks belong to names and values, and the first line
+            // with a name wins.
+            let mut variables = Variables::new();
+            for (name, value) in text.lines().filter(|line| !line.starts_with('#')).filter_map(assignment) {
+                variables.entry(name).or_insert(value);
+            }
+            Some((file, variables))
         };
         let mut nccl: Vec<(String, Variables)> = files.filter_map(&mut read).collect();
         // NCCL takes this file where nobody names another. In an image /var/run is a link that leads out of it.
@@ -152,12 +168,17 @@ impl Environment {
     /// Whom a verdict is for, in words: whose environment it is, or nobody in particular where that
     /// sets nothing.
     pub fn judged_for(&self) -> String {
-        const OURS: [&str; 4] = ["NCCL_", "UCX_", "NVSHMEM_", "FI_"];
+        const OURS: [&str; 6] = ["NCCL_", "UCX_", "NVSHMEM_", "FI_", "MC_", "WITH_NVIDIA_PEERMEM"];
         let mut names = self.variables.keys().chain(self.nccl.iter().flat_map(|(_, variables)| variables.keys()));
         match names.any(|name| OURS.iter().any(|prefix| name.starts_with(prefix))) {
             true => format!("for {}", self.whose),
             false => "by default".to_owned(),
         }
+    }
+
+    /// Sets a variable.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.variables.insert(name.to_owned(), value.to_owned());
     }
 
     /// A variable's value.
@@ -200,6 +221,24 @@ fn home_of(root: &Root, below: &str, user: &str) -> Option<String> {
     let mut users = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
     let user = users.find(|fields| [0, 2].iter().any(|at| fields.get(*at) == Some(&user)))?;
     user.get(5).filter(|home| !home.is_empty()).map(|home| (*home).to_owned())
+}
+
+/// Returns the variables that a script of nothing but assignments sets, or the line that is more.
+fn of_script(text: &str) -> Result<Variables, String> {
+    let mut variables = Variables::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let more = || line.to_owned();
+        let words = launcher::split(line);
+        let words = if words.first().is_some_and(|word| word == "export") { words.get(1..) } else { Some(&*words) };
+        if line.contains(['$', '`', ';', '&', '|', '(', '\\']) {
+            return Err(more());
+        }
+        for word in words.unwrap_or_default() {
+            let (name, value) = assignment(word).ok_or_else(more)?;
+            variables.insert(name, value);
+        }
+    }
+    Ok(variables)
 }
 
 /// Reads `NAME=VALUE`.

@@ -8,21 +8,32 @@ use crate::environment::assignment;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
-use tables::{APPTAINER_FLAGS, CONTAINER_FLAGS, FOREIGN, MPI_NONE, MPI_ONE, SRUN_FLAGS, SRUN_LONG_FLAGS, WRAPPERS};
+use tables::{
+    APPTAINER_FLAGS, BUILTINS, CONTAINER_FLAGS, FOREIGN, HARMLESS, MPI_NONE, MPI_ONE, SRUN_FLAGS, SRUN_LONG_FLAGS,
+    SRUN_LONG_WORDS, VERBS, WRAPPERS,
+};
 
 /// What a command line makes of an environment.
 pub struct Launched {
     pub variables: BTreeMap<String, String>,
     /// What may set or take away variables in a way that is not understood.
     pub not_understood: Vec<String>,
-    /// Files of variables (`docker --env-file`) that are to be read.
-    pub files: Vec<String>,
+    /// Files of variables that are to be read.
+    pub files: Vec<EnvFile>,
     /// The user as whom sudo runs the program.
     pub user: Option<String>,
     /// Returns whether a path is known to be no program.
     is_data: fn(&str) -> bool,
     /// Returns whether a path is known to be a script of a shell.
     is_script: fn(&str) -> bool,
+}
+
+/// A file of variables that a launcher is given.
+pub enum EnvFile {
+    /// Lines of `NAME=VALUE`, with quotes as a part of the value (`docker --env-file`).
+    Plain(String),
+    /// A script of a shell (`apptainer --env-file`).
+    Script(String),
 }
 
 /// How deep launchers may start launchers.
@@ -109,6 +120,8 @@ impl Launched {
                     let rest: Vec<&String> = words.collect();
                     if is_named_as_script(name) || word.contains('/') && (self.is_script)(word) {
                         self.note(&format!("the script {word}"));
+                    } else if let Some(verb) = verb_of_a_launcher(word, &rest) {
+                        self.note(&format!("{name} {verb}, which starts a program somewhere else"));
                     } else if let Some(word) =
                         rest.iter().find(|word| is_of_a_library(word) || mentions_a_library(word))
                     {
@@ -226,7 +239,8 @@ impl Launched {
                 }
                 "-genvnone" | "-envnone" => self.variables.clear(),
                 _ if MPI_ONE.contains(&word) => drop(words.next()),
-                _ if MPI_NONE.contains(&word) || word.starts_with("--") && word.contains('=') => {}
+                _ if MPI_NONE.contains(&word) => {}
+                _ if word.split_once('=').is_some_and(|(option, _)| MPI_ONE.contains(&option)) => {}
                 _ => match assignment(word) {
                     Some(found) => self.set(Some(found)),
                     None => self.note(&format!("{name} {word}")),
@@ -243,12 +257,14 @@ impl Launched {
             }
             // Pyxis: the image has variables of its own.
             // So have images by other options of Pyxis, of OCI bundles and of CSCS's plugin.
-            let of_image = ["--container-image", "--container-name", "--container", "--environment"];
             let option = word.split('=').next().unwrap_or_default();
             match option {
-                _ if of_image.contains(&option) => self.note(&format!("srun {option} (the variables of its image)")),
+                "--container-image" | "--container-name" | "--container" | "--environment" => {
+                    self.note(&format!("srun {option} (the variables of its image)"));
+                }
                 "--multi-prog" => self.note("srun --multi-prog (a file names the programs)"),
                 "--task-prolog" => self.note("srun --task-prolog (a program sets variables)"),
+                "--export-file" => self.note("srun --export-file (a file of variables)"),
                 _ => {}
             }
             let list = match word.strip_prefix("--export=") {
@@ -261,12 +277,16 @@ impl Launched {
                 self.export(&list);
                 continue;
             }
-            let alone = word.contains('=')
-                || SRUN_FLAGS.contains(&word.as_str())
-                || SRUN_LONG_FLAGS.contains(&word.as_str())
-                // -N2
-                || !word.starts_with("--") && word.len() > 2;
-            if !alone {
+            if word.starts_with("--") {
+                if SRUN_LONG_WORDS.contains(&option) {
+                    if option == word {
+                        words.next();
+                    }
+                } else if !SRUN_LONG_FLAGS.contains(&option) {
+                    self.note(&format!("srun {option}"));
+                }
+            } else if !SRUN_FLAGS.contains(&word.as_str()) && word.len() == 2 {
+                // -N 2, where -N2 has it with it
                 words.next();
             }
         }
@@ -304,12 +324,12 @@ impl Launched {
             let entry = match word.as_str() {
                 "-e" | "--env" => words.next().cloned(),
                 "--env-file" => {
-                    self.files.extend(words.next().cloned());
+                    self.files.extend(words.next().cloned().map(EnvFile::Plain));
                     None
                 }
                 _ => match word.strip_prefix("--env-file=") {
                     Some(file) => {
-                        self.files.push(file.to_owned());
+                        self.files.push(EnvFile::Plain(file.to_owned()));
                         None
                     }
                     None => {
@@ -335,7 +355,7 @@ impl Launched {
         self.note(&format!("{name} {verb} (the variables of its image)"));
     }
 
-    /// Reads apptainer exec and run, which pass the variables on.
+    /// Reads apptainer exec and run, which pass the variables on, and add those of the image.
     fn apptainer(&mut self, name: &str, words: &mut Words) {
         let inherited: Vec<(String, String)> = ["APPTAINERENV_", "SINGULARITYENV_"]
             .iter()
@@ -350,7 +370,7 @@ impl Launched {
             let list = match word.as_str() {
                 "--env" => words.next().cloned(),
                 "--env-file" => {
-                    self.files.extend(words.next().cloned());
+                    self.files.extend(words.next().cloned().map(EnvFile::Script));
                     None
                 }
                 "-e" | "--cleanenv" => {
@@ -359,7 +379,7 @@ impl Launched {
                 }
                 _ => {
                     if let Some(file) = word.strip_prefix("--env-file=") {
-                        self.files.push(file.to_owned());
+                        self.files.push(EnvFile::Script(file.to_owned()));
                     }
                     if !word.contains('=') && !APPTAINER_FLAGS.contains(&word.as_str()) {
                         words.next();
@@ -371,9 +391,8 @@ impl Launched {
         }
         self.variables.extend(inherited);
         words.next();
-        if verb != "exec" {
-            self.note(&format!("{name} {verb} (what its image runs)"));
-        }
+        let what = if verb == "exec" { "the variables of its image" } else { "what its image runs" };
+        self.note(&format!("{name} {verb} ({what})"));
     }
 
     fn kubectl(&mut self, words: Words, depth: usize) {
@@ -405,20 +424,61 @@ impl Launched {
         if script.contains(['$', '`', '(', '{', '|', '<', '*', '\\']) {
             self.note(&format!("{name} -c with more than assignments"));
         }
-        let script = script.replace("&&", ";").replace('\n', ";");
-        for part in script.split(';') {
-            let words = split(part);
-            match words.first().map(String::as_str) {
-                Some("export") => words.iter().skip(1).for_each(|word| self.set(assignment(word))),
-                Some("unset") => words.iter().skip(1).for_each(|word| drop(self.variables.remove(word))),
-                Some("source" | "." | "if" | "for" | "while" | "module" | "eval" | "set") => {
-                    self.note(&format!("{name} -c with {}", part.trim()));
+        let exports_all = flags.iter().any(|flag| !flag.starts_with("--") && flag.contains('a'));
+        self.script(name, script, exports_all, depth);
+    }
+
+    /// Reads the commands of a script, one after the other. The verdict is for the last, if all that it starts
+    /// have the same variables.
+    fn script(&mut self, shell: &str, script: &str, exports_all: bool, depth: usize) {
+        // What a file is sent to says nothing.
+        let script = script.replace(">&", ">").replace("&>", ">").replace(['\n', '&'], ";");
+        let parts: Vec<Vec<String>> = script.split(';').map(split).collect();
+        let is_set = |words: &[String]| words.iter().all(|word| assignment(word).is_some());
+        let starts = |words: &Vec<String>| {
+            let first = words.first().map_or("", String::as_str);
+            !is_set(words) && !["export", "unset"].contains(&first) && !HARMLESS.contains(&first)
+        };
+        let last = parts.iter().rposition(starts);
+        // The shell's own, which it passes on once they are exported.
+        let mut own = BTreeMap::new();
+        let mut started: Option<BTreeMap<String, String>> = None;
+        for (at, words) in parts.iter().enumerate() {
+            let Some(first) = words.first().map(String::as_str) else { continue };
+            if first == "export" {
+                for word in words.iter().skip(1) {
+                    let of_shell = own.get(word).map(|value: &String| (word.clone(), value.clone()));
+                    self.set(assignment(word).or(of_shell));
                 }
-                Some("cd" | "ulimit" | "echo" | "sleep" | "umask") | None => {}
-                // Without a program these are variables of the shell, which it does not pass on.
-                Some(_) if words.iter().all(|word| assignment(word).is_some()) => {}
-                Some(_) => self.command(&words, depth + 1),
+            } else if first == "unset" {
+                for word in words.iter().skip(1) {
+                    own.remove(word);
+                    self.variables.remove(word);
+                }
+            } else if is_set(words) {
+                for (name, value) in words.iter().filter_map(|word| assignment(word)) {
+                    // One that has come from outside stays exported.
+                    if exports_all || self.variables.contains_key(&name) {
+                        self.variables.insert(name.clone(), value.clone());
+                    }
+                    own.insert(name, value);
+                }
+            } else if starts(words) {
+                // Before the program, a word without a folder may be a function that sets variables, as `ml` is.
+                let may_be_function = Some(at) != last && !first.contains('/') && assignment(first).is_none();
+                if BUILTINS.contains(&first) || may_be_function {
+                    self.note(&format!("{shell} -c with {}", words.join(" ")));
+                }
+                let of_shell = self.variables.clone();
+                self.command(words, depth + 1);
+                if started.is_some_and(|before| before != self.variables) {
+                    self.note(&format!("{shell} -c with programs of different variables"));
+                }
+                started = Some(std::mem::replace(&mut self.variables, of_shell));
             }
+        }
+        if let Some(variables) = started {
+            self.variables = variables;
         }
     }
 }
@@ -469,6 +529,16 @@ fn is_script(path: &str) -> bool {
 /// Shells, whose scripts may set variables.
 const SHELLS: [&str; 8] = ["sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish"];
 
+/// Returns the word by which a command without a folder, or of the system, is asked to start what somebody
+/// else runs: `systemctl start train`, `dask cuda worker`, `service train start`.
+fn verb_of_a_launcher<'a>(command: &str, arguments: &[&'a String]) -> Option<&'a str> {
+    let is_of_system = !command.contains('/') || command.starts_with("/usr/") || command.starts_with("/opt/");
+    let mut plain = arguments.iter().filter(|word| !word.starts_with('-')).map(|word| word.as_str()).take(3);
+    let is_word = |word: &&str| word.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
+    // A file is an argument of a program: `python3 train.py run`.
+    plain.by_ref().take_while(is_word).find(|word| VERBS.contains(word)).filter(|_| is_of_system)
+}
+
 /// Returns whether an argument is a program by its look, or says that one follows: then what it is given
 /// to is a launcher. `./train` is one, `./config.yaml` is none.
 fn is_a_program(word: &str) -> bool {
@@ -491,7 +561,7 @@ fn skip(words: &mut Words, with_word: &[&str], before: usize) {
 }
 
 /// Splits a part of a script into words; quotes go.
-fn split(part: &str) -> Vec<String> {
+pub fn split(part: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for c in part.chars() {
         match (quote, c) {
@@ -547,6 +617,10 @@ mod tests {
             "kubectl exec pod -c main -- env X=1 ./app",
             "bash -c 'export X=1; ./app'",
             "bash -lc 'cd /tmp && X=1 ./app'",
+            "sh -c 'X=1; export X; ./app'",
+            "sh -ec 'X=1 && export X && ./app'",
+            "bash -ac 'X=1; ./app'",
+            "bash -c 'X=1 timeout 9 ./app > /tmp/log 2>&1'",
             "srun bash -c 'export X=1; timeout 5 ./app'",
         ] {
             assert_eq!(read(line).variables.get("X").map(String::as_str), Some("1"), "{line}");
@@ -646,6 +720,25 @@ mod tests {
             "poetry run app",
             "envdir dir app",
             "make train",
+            "bash -c 'ml nccl; ./app'",
+            "bash -c 'spack load nccl && ./app'",
+            "bash -c 'X=1 ./warmup; ./app'",
+            "bash -c 'declare -x X=1; ./app'",
+            "mpirun --tune=job.conf ./app",
+            "mpirun --am=job.conf ./app",
+            "systemctl start train.service",
+            "service train start",
+            "supervisorctl start train",
+            "pm2 start train",
+            "podman-hpc run image train",
+            "/usr/bin/nvidia-docker run image train",
+            "finch run image train",
+            "incus exec container train",
+            "arena submit mpijob",
+            "dask cuda worker",
+            "srun --unheard-of docker run image train",
+            "srun --export-file=vars ./app",
+            "apptainer exec --nv image.sif ./app",
         ] {
             assert!(!read(line).not_understood.is_empty(), "{line}");
         }
@@ -660,6 +753,11 @@ mod tests {
             "srun -n 4 ./app",
             "sudo X=1 ./app",
             "timeout 9 ./app",
+            "python3 train.py run",
+            "./train run",
+            "mpirun --map-by=ppr:8:node ./app",
+            "srun --quiet --kill-on-bad-exit -N2 -n 16 --gpus-per-node 8 ./app",
+            "bash -c 'nvidia-smi; mkdir -p out && cd out; ./app'",
         ] {
             assert!(read(line).not_understood.is_empty(), "{line}: {:?}", read(line).not_understood);
         }
