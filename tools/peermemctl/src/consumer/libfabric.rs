@@ -18,6 +18,9 @@ pub const LIBFABRIC: Consumer = Consumer {
     told_by: sure_of,
     maps: as_it_is,
     registers: |machine, environment, offered| {
+        if let Some(by_itself) = super::by_driver(machine) {
+            return by_itself;
+        }
         let no_dma_buf = environment.says_no("FI_HMEM_CUDA_USE_DMABUF");
         let seen = format!("no {REGISTER} in /proc/kallsyms");
         let refusal = |because: &str, set: Option<String>| {
@@ -84,10 +87,10 @@ pub fn by_name(pairing: &Pairing, machine: &Machine) -> Option<Refusal> {
 }
 
 /// Returns whether a list of providers (FI_PROVIDER) leaves out all of those that are wanted; with a `^`
-/// in front it names those that are left out.
+/// in front it names those that are left out. libfabric compares without case.
 fn leaves_out(list: &str, wanted: &[&str]) -> bool {
     let (others, list) = list.strip_prefix('^').map_or((false, list), |list| (true, list));
-    let named = |name: &str| list.split([',', ';']).any(|entry| entry.trim() == name);
+    let named = |name: &str| list.split([',', ';']).any(|entry| entry.trim().eq_ignore_ascii_case(name));
     match others {
         true => wanted.first().is_some_and(|name| named(name)),
         false => !wanted.iter().any(|name| named(name)),

@@ -124,6 +124,15 @@ pub fn verdicts(machine: &Machine, environment: &Environment) -> Vec<Verdict> {
     ALL.iter().flat_map(of).collect()
 }
 
+/// Returns how a program registers where the drivers of all NICs take GPU memory by themselves.
+pub fn by_driver(machine: &Machine) -> Option<Registers> {
+    let mut nics = machine.rdma.iter().filter(|nic| !nic.software).peekable();
+    nics.peek()?;
+    nics.all(|nic| setting::takes_by_itself(machine, nic)).then(|| {
+        Registers::By(Way::PeerMemory, "the NIC's own driver says in sysfs that it takes GPU memory".to_owned())
+    })
+}
+
 /// What a program does with a GPU and a NIC, and why.
 pub enum Does {
     Direct(Way, String),

@@ -73,10 +73,48 @@ pub fn by_version(machine: &Machine) -> Vec<String> {
     (by_module && no_peers).then(note).into_iter().collect()
 }
 
+/// What a variable of NCCL's that is a number says (ncclLoadParam in src/misc/param.cc).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Number {
+    Is(i64),
+    /// Older versions take it for 0, newer ones for the default.
+    NoNumber,
+}
+
+impl Number {
+    /// Reads it as strtoll() with base 0 does; what follows the number does not matter. `None`: it is empty,
+    /// and ignored.
+    fn parse(value: &str) -> Option<Self> {
+        if value.is_empty() {
+            return None;
+        }
+        let text = value.trim_start();
+        let (sign, text) = match text.strip_prefix('-') {
+            Some(rest) => (-1, rest),
+            None => (1, text.strip_prefix('+').unwrap_or(text)),
+        };
+        let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+        let hex = hex.filter(|rest| rest.starts_with(|c: char| c.is_ascii_hexdigit()));
+        let (radix, text) = match hex {
+            Some(rest) => (16, rest),
+            None => (if text.starts_with('0') { 8 } else { 10 }, text),
+        };
+        let digits: String = text.chars().take_while(|c| c.is_digit(radix)).collect();
+        let number = i64::from_str_radix(&digits, radix).map(|number| Self::Is(sign * number));
+        Some(number.unwrap_or(Self::NoNumber))
+    }
+
+    /// Returns what a variable is, with its value and place.
+    fn of<'a>(name: &str, environment: &'a Environment) -> Option<(Self, &'a str, &'a str)> {
+        let (value, place) = environment.nccl(name)?;
+        Some((Self::parse(value)?, value, place))
+    }
+}
+
 /// Whether it may use dma-buf, or the variable that says no.
 fn dma_buf(environment: &Environment) -> Result<(), String> {
-    match environment.nccl("NCCL_DMABUF_ENABLE") {
-        Some(("0", _)) => Err("NCCL_DMABUF_ENABLE=0".to_owned()),
+    match Number::of("NCCL_DMABUF_ENABLE", environment) {
+        Some((Number::Is(0), value, _)) => Err(format!("NCCL_DMABUF_ENABLE={value}")),
         _ => Ok(()),
     }
 }
@@ -88,9 +126,10 @@ fn off(pairing: &Pairing, environment: &Environment) -> Option<Refusal> {
         set: Some(set),
         seen: format!("{name} of {place}"),
     };
-    match environment.nccl("NCCL_IB_DISABLE") {
-        None | Some(("0", _)) => {}
-        Some((value, place)) => {
+    // Its default is 0, so that what is no number says no, either.
+    match Number::of("NCCL_IB_DISABLE", environment) {
+        None | Some((Number::Is(0) | Number::NoNumber, ..)) => {}
+        Some((_, value, place)) => {
             return Some(refusal("NCCL_IB_DISABLE", value, place, "unset NCCL_IB_DISABLE".to_owned()))
         }
     }
@@ -110,6 +149,13 @@ fn unsure(environment: &Environment) -> Option<String> {
         let own = ["", "ib", "socket"].iter().any(|name| value.eq_ignore_ascii_case(name));
         if !own {
             return Some(format!("NCCL_NET={value} of {place} is another network plugin, which is not judged here"));
+        }
+    }
+    for name in ["NCCL_DMABUF_ENABLE", "NCCL_NET_GDR_C2C"] {
+        if let Some((Number::NoNumber, value, place)) = Number::of(name, environment) {
+            return Some(format!(
+                "{name}={value} of {place} is no number: older versions take it for 0, newer ones for the default 1"
+            ));
         }
     }
     if let Some((value, place)) = environment.nccl("NCCL_NET_PLUGIN") {
@@ -242,7 +288,7 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
             seen: setting.to_owned(),
         });
     }
-    let c2c = environment.nccl("NCCL_NET_GDR_C2C").is_none_or(|(value, _)| value != "0");
+    let c2c = Number::of("NCCL_NET_GDR_C2C", environment).is_none_or(|(number, ..)| number != Number::Is(0));
     let default = if c2c { Path::P2c } else { Path::Pxb };
     let given =
         environment.nccl("NCCL_NET_GDR_LEVEL").and_then(|(value, place)| Some((Path::parse(value)?, value, place)));
@@ -271,6 +317,24 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_read_as_nccl_does() {
+        for (value, wanted) in [
+            ("", None),
+            ("0", Some(Number::Is(0))),
+            ("00", Some(Number::Is(0))),
+            ("0x1", Some(Number::Is(1))),
+            ("0x", Some(Number::Is(0))),
+            (" 1 # was 0", Some(Number::Is(1))),
+            ("0 # was 1", Some(Number::Is(0))),
+            ("-1", Some(Number::Is(-1))),
+            ("true", Some(Number::NoNumber)),
+            ("99999999999999999999", Some(Number::NoNumber)),
+        ] {
+            assert_eq!(Number::parse(value), wanted, "{value:?}");
+        }
+    }
 
     #[test]
     fn levels_by_name_and_by_old_number() {

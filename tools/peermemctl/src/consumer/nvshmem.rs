@@ -50,7 +50,7 @@ pub const NVSHMEM: Consumer = Consumer {
         };
         by_file(machine, &FILES, dma_buf, offered, "skips its InfiniBand transports")
     },
-    refuses: |pairing, machine, environment| {
+    refuses: |pairing, _, environment| {
         let nic = &pairing.nic.name;
         let seen = format!("environment of {}", environment.whose);
         // IBGDA is loaded all the same.
@@ -101,15 +101,7 @@ pub const NVSHMEM: Consumer = Consumer {
                 seen: "name of the device in /sys/class/infiniband".to_owned(),
             });
         }
-        let params = nvidia::params(machine.root);
-        let overridden = params.get("RegistryDwords").is_some_and(|words| words.contains("PeerMappingOverride=1"));
-        let handler = environment.get("NVSHMEM_IBGDA_NIC_HANDLER").unwrap_or("auto").to_ascii_lowercase();
-        let by_gpu = has_ibgda(environment) && handler == "gpu";
-        (by_gpu && !overridden).then(|| Refusal {
-            because: "NVSHMEM_IBGDA_NIC_HANDLER=gpu needs PeerMappingOverride=1 of the GPU driver".to_owned(),
-            set: Some("unset NVSHMEM_IBGDA_NIC_HANDLER (auto has the CPU ring the NIC, from NVSHMEM 3.4.5 on); or write options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again".to_owned()),
-            seen: "RegistryDwords in /proc/driver/nvidia/params".to_owned(),
-        })
+        None
     },
 };
 
@@ -165,6 +157,14 @@ fn has_prefix(prefix: &str, nic: &str) -> bool {
     }
 }
 
+/// Returns whether the GPU driver lets a GPU write to a NIC's registers.
+fn is_peer_mapping_overridden(machine: &Machine) -> bool {
+    let params = nvidia::params(machine.root);
+    let words = params.get("RegistryDwords").map_or("", |words| words.as_str());
+    let value = words.split("PeerMappingOverride=").nth(1).map(|rest| rest.split([';', '"']).next().unwrap_or(rest));
+    value.is_some_and(|value| !["", "0", "0x0"].contains(&value.trim()))
+}
+
 /// Returns what other versions of NVSHMEM than the one whose rules are known do here.
 pub fn by_version(machine: &Machine, environment: &Environment, nics: &[&str]) -> Vec<String> {
     let mut notes = Vec::new();
@@ -186,14 +186,13 @@ pub fn by_version(machine: &Machine, environment: &Environment, nics: &[&str]) -
         let first = facts::NVSHMEM_NAMES.before.unwrap_or_default();
         notes.push(format!("versions that have no ^smi as the default of NVSHMEM_HCA_PREFIX take mlx5* only, not {nic}: {set} {first} and later know; before, give the device such a name (rdma dev set {nic} name mlx5_N)"));
     }
-    if has_ibgda(environment) && environment.get("NVSHMEM_IBGDA_NIC_HANDLER").is_none() {
-        let params = nvidia::params(machine.root);
-        if !params.get("RegistryDwords").is_some_and(|words| words.contains("PeerMappingOverride=1")) {
-            let first = facts::IBGDA_BY_GPU.before.unwrap_or_default();
-            notes.push(format!(
-                "IBGDA has the CPU ring the NIC, from {first} on; before, it needs PeerMappingOverride=1 of nvidia.ko"
-            ));
-        }
+    // The CPU needs nothing of the driver to ring the NIC.
+    let handler = environment.get("NVSHMEM_IBGDA_NIC_HANDLER").unwrap_or("auto");
+    if has_ibgda(environment) && !handler.eq_ignore_ascii_case("cpu") && !is_peer_mapping_overridden(machine) {
+        let first = facts::IBGDA_BY_GPU.before.unwrap_or_default();
+        notes.push(format!(
+            "IBGDA has the CPU ring the NIC, from {first} on; before, it needs PeerMappingOverride=1 of nvidia.ko: options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again"
+        ));
     }
     notes
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! UCX. It registers at any distance, and chooses by what it believes each way to carry.
 
-use super::{as_it_is, by_file, put_back, sure, sure_of, Consumer, Refusal};
+use super::{as_it_is, by_file, put_back, sure, sure_of, Consumer, Pairing, Refusal};
 use crate::facts;
 use crate::machine::Machine;
 use crate::pci::Distance;
@@ -37,7 +37,7 @@ pub const UCX: Consumer = Consumer {
         };
         by_file(machine, &FILES, dma_buf, offered, "copies through host memory")
     },
-    refuses: |pairing, _, environment| {
+    refuses: |pairing, machine, environment| {
         let nic = &pairing.nic.name;
         let off = |variable: &str, set: String| Refusal {
             because: format!("{variable} takes {nic} away"),
@@ -57,11 +57,23 @@ pub const UCX: Consumer = Consumer {
         }
         (pairing.distance == Distance::Sys).then(|| Refusal {
             because: "it believes that 220 MB/s pass from one NUMA node to another, and takes another way".to_owned(),
-            set: Some("set UCX_NET_DEVICES to a NIC of the GPU's own NUMA node".to_owned()),
+            set: Some(nearer(pairing, machine)),
             seen: "paths in /sys/bus/pci/devices".to_owned(),
         })
     },
 };
+
+/// Returns what brings a GPU a NIC of its own NUMA node.
+fn nearer(pairing: &Pairing, machine: &Machine) -> String {
+    let is_near = |other: &Pairing| other.gpu.address == pairing.gpu.address && other.distance < Distance::Sys;
+    match (super::pairings(machine).iter().find(|other| is_near(other)), &machine.setting.virtual_machine) {
+        (Some(near), _) => format!("set UCX_NET_DEVICES={}:1, a NIC of the GPU's own NUMA node", near.nic.name),
+        (None, Some(_)) => {
+            "NUMA nodes are the hypervisor's here: have it show GPU and NIC in one node, as they are".to_owned()
+        }
+        (None, None) => "no NIC here is of the GPU's own NUMA node: put one into a slot of that node".to_owned(),
+    }
+}
 
 /// Returns whether UCX_NET_DEVICES takes an active port of a NIC, by the rules of the newest version: an
 /// entry is `NAME:PORT` or `NAME`, a number in it may be a range (`mlx5_[0-2]`), and `^` means all others.
@@ -94,11 +106,12 @@ fn is_taken(list: &str, nic: &RdmaDevice, is_it: impl Fn(&str, &str, &str) -> bo
 
 /// Returns what a list of transports (UCX_TLS) lacks: one of InfiniBand, or CUDA's.
 fn transports(list: &str, whose: &str) -> Option<Refusal> {
-    const RDMA: [&str; 15] = [
-        "all", "ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "dc",
-        "dc_x", "dc_mlx5",
+    // srd is an EFA's.
+    const RDMA: [&str; 18] = [
+        "all", "ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "rc_gda", "ud", "ud_v", "ud_x", "ud_verbs",
+        "ud_mlx5", "dc", "dc_x", "dc_mlx5", "gga_mlx5", "srd",
     ];
-    const CUDA: [&str; 4] = ["all", "cuda", "cuda_copy", "gpu"];
+    const CUDA: [&str; 3] = ["all", "cuda", "cuda_copy"];
     let (others, list_of) = list.strip_prefix('^').map_or((false, list), |list| (true, list));
     let names: Vec<&str> = list_of
         .split(',')
@@ -142,7 +155,9 @@ mod tests {
             ("all", true),
             ("rc,cuda", true),
             ("rc_x,sm,self,cuda_copy,cuda_ipc", true),
-            ("ud:aux,rc_mlx5,gpu", true),
+            ("ud:aux,rc_mlx5,cuda", true),
+            ("ud:aux,rc_mlx5,gpu", false),
+            ("srd,cuda_copy", true),
             ("^tcp", true),
             ("^rc", true),
             ("tcp,cuda_copy", false),

@@ -113,7 +113,7 @@ pub fn examine(machine: &Machine, environment: &Environment, asked: &[String]) -
     let checks: Vec<&Check> = sections.iter().flat_map(|section| &section.checks).collect();
     let outcome = usable.outcome(checks.iter().any(|check| check.is_finding()));
     let first = cause::first(&checks);
-    let unknown = (outcome == Outcome::Unknown).then(|| ways::why_unknown(machine, environment, &ways, &checks));
+    let unknown = (outcome == Outcome::Unknown).then(|| ways::why_unknown(machine, environment, asked, &ways, &checks));
     Report {
         outcome,
         verdict: outcome.level(),

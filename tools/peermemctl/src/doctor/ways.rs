@@ -119,8 +119,10 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
         let fix = "have programs take peer memory until that driver is known (NCCL_DMABUF_ENABLE=0, UCX_CUDA_COPY_DMABUF=no): drivers that register with the RDMA core of Linux 5.12 and later can take it, and peermemctl selftest tries each NIC";
         checks.push(Check::warn(ID, message, fix).seen(format!("kernel log: {line}")));
     }
-    let mut nics = machine.rdma.iter().map(|nic| way::untranslated(machine, nic));
-    if let Some(Judged::No(because)) = nics.find(Judged::is_no) {
+    let gpus = machine.gpus();
+    let mut pairs =
+        gpus.iter().flat_map(|gpu| machine.rdma.iter().map(move |nic| way::untranslated(machine, gpu, nic)));
+    if let Some(Judged::No(because)) = pairs.find(Judged::is_no) {
         let message = format!("{because}; programs prefer dma-buf, and their transfers fault");
         let fix = machine.setting.identity_iommu();
         let mut check = Check::warn(ID, message, fix).seen("iommu_group/type of the NIC, /proc/sys/kernel/osrelease");
@@ -141,20 +143,29 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
 /// perftest and MPI.
 pub const VERBS: &str = "verbs";
 
-/// Programs that register as another one does, and that one ([`crate::facts::NIXL_UCX`],
-/// [`crate::facts::DEEPEP_NVSHMEM`]).
-const AS_ANOTHER: [(&str, &str); 2] = [("nixl", "ucx"), ("deepep", "nvshmem")];
+/// Programs that register as another one does: that one, and the variable that they set for it
+/// ([`crate::facts::NIXL_UCX`], [`crate::facts::DEEPEP_NVSHMEM`]).
+const AS_ANOTHER: [(&str, &str, Option<(&str, &str)>); 2] =
+    [("nixl", "ucx", None), ("deepep", "nvshmem", Some(("NVSHMEM_IB_ENABLE_IBGDA", "1")))];
 
 /// Returns the program whose rule is that of a name which `--for` takes.
 fn consumer_of(name: &str) -> Option<&'static Consumer> {
-    let name = AS_ANOTHER.iter().find(|(program, _)| *program == name).map_or(name, |(_, as_it)| as_it);
+    let name = AS_ANOTHER.iter().find(|(program, ..)| *program == name).map_or(name, |(_, as_it, _)| as_it);
     consumer::ALL.into_iter().find(|consumer| consumer.id.ends_with(&format!(".{name}")))
+}
+
+/// Returns the environment in which that program runs.
+fn environment_of(name: &str, environment: &Environment) -> Environment {
+    let mut own = environment.clone();
+    let sets = AS_ANOTHER.iter().find(|(program, ..)| *program == name).and_then(|(.., sets)| *sets);
+    sets.iter().for_each(|(variable, value)| own.set(variable, value));
+    own
 }
 
 /// Returns the names that `--for` takes.
 pub fn programs() -> Vec<&'static str> {
     let known = consumer::ALL.iter().filter_map(|consumer| consumer.id.split('.').nth(1));
-    std::iter::once(VERBS).chain(known).chain(AS_ANOTHER.map(|(name, _)| name)).collect()
+    std::iter::once(VERBS).chain(known).chain(AS_ANOTHER.map(|(name, ..)| name)).collect()
 }
 
 /// Whether there is a pair for those who were asked about.
@@ -209,7 +220,7 @@ pub fn usable(
         Judged::Unknown(_) => Usable::Unknown,
     };
     let plain = || best(&mut pairs.iter().map(|pair| of_way(pair, Way::PeerMemory)));
-    let of_consumer = |consumer: &Consumer| {
+    let of_consumer = |consumer: &Consumer, environment: &Environment| {
         let pairings = consumer::pairings(machine);
         let of = |pairing: &consumer::Pairing| {
             let is_it = |pair: &&Pair| pair.gpu.address == pairing.gpu.address && pair.nic.name == pairing.nic.name;
@@ -223,7 +234,8 @@ pub fn usable(
     };
     let named = |name: &String| match name == VERBS {
         true => plain(),
-        false => consumer_of(name).map_or(Usable::Unknown, of_consumer),
+        false => consumer_of(name)
+            .map_or(Usable::Unknown, |consumer| of_consumer(consumer, &environment_of(name, environment))),
     };
     let found = match asked {
         [] => best(&mut pairs.iter().flat_map(|pair| [Way::PeerMemory, Way::DmaBuf].map(|way| of_way(pair, way)))),
@@ -259,21 +271,47 @@ fn unsure_of(machine: &Machine, environment: &Environment, asked: &[String]) -> 
 /// nothing that was read keeps GPUDirect RDMA from working.
 fn is_hidden(machine: &Machine, checks: &[&Check]) -> bool {
     let skipped = |id: &str| checks.iter().any(|check| check.id == id && check.level == Level::Skip);
-    let failed = checks.iter().any(|check| check.level == Level::Fail);
+    // What a program does without peer memory it may do with the NICs that are hidden, too.
+    let closes = |id: &str| !machine.dma_buf() || !way::of_peer_memory(id) && !id.starts_with("consumers.");
+    let failed = checks.iter().any(|check| check.level == Level::Fail && closes(check.id));
     !failed && (machine.devices.is_empty() || skipped("fabric.rdma") || skipped("gpus.present"))
 }
 
-/// Returns why the verdict is unknown.
-pub fn why_unknown(machine: &Machine, environment: &Environment, verdicts: &[WayVerdict], checks: &[&Check]) -> String {
+/// Returns why the verdict on the programs that were asked about is unknown.
+pub fn why_unknown(
+    machine: &Machine,
+    environment: &Environment,
+    asked: &[String],
+    verdicts: &[WayVerdict],
+    checks: &[&Check],
+) -> String {
     let ids = ["gpus.present", "fabric.rdma", "setting.unread"];
     let skipped = |id: &&str| checks.iter().find(|check| *check.id == **id && check.level == Level::Skip);
-    let of_program = unsure_of(machine, environment, &[]);
+    let of_program = unsure_of(machine, environment, asked).or_else(|| does_unknown(machine, environment, asked));
     let of_way = || verdicts.iter().find(|verdict| verdict.usable.is_none()).map(|verdict| verdict.because.clone());
     let no_pair = verdicts.iter().all(|verdict| verdict.of == 0);
     let hidden = ids.iter().find_map(skipped).filter(|_| no_pair).map(|check| check.message.clone());
     let told = hidden.or(of_program).or_else(of_way);
     told.or_else(|| ids.iter().find_map(skipped).map(|check| check.message.clone()))
         .unwrap_or_else(|| "what a program that was asked about does here is not known".to_owned())
+}
+
+/// Returns why it is not known what a program that was asked about does: it takes no way here that is
+/// known, and one may be open to it.
+fn does_unknown(machine: &Machine, environment: &Environment, asked: &[String]) -> Option<String> {
+    let pairings = consumer::pairings(machine);
+    asked.iter().find_map(|name| {
+        let (consumer, environment) = (consumer_of(name)?, environment_of(name, environment));
+        let mut unknown = None;
+        for pairing in &pairings {
+            match consumer.does(pairing, machine, &environment) {
+                Does::Direct(..) => return None,
+                Does::Unknown(why) => unknown = unknown.or(Some(why)),
+                Does::Copies(_) => {}
+            }
+        }
+        Some(format!("{}: {}", consumer.name, unknown?))
+    })
 }
 
 /// Changes the level of findings where another way than the one that they are about works: what is
