@@ -91,6 +91,13 @@ pub const DMA_BUF_IOMMU: Rule = rule(
     "behind a translating IOMMU the open nvidia.ko exports a dma-buf with addresses that the NIC cannot use",
     "open-gpu-kernel-modules#1324 (driver 595.84, Linux 7.0)",
 );
+pub const DMA_BUF_IOMMU_OLD: Rule = rule(
+    "Linux",
+    Some("6.12"),
+    None,
+    "behind a translating IOMMU the open nvidia.ko up to 555 exports a dma-buf with addresses that the NIC cannot use",
+    "nv_dma_use_map_resource in kernel-open/nvidia/nv-dma.c of 550.163.01, which asks for dma_is_direct",
+);
 pub const UNTRANSLATED: Rule = rule(
     "Linux",
     Some("6.12"),

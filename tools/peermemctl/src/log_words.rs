@@ -54,7 +54,7 @@ pub struct Nic {
 
 pub const NICS: [Nic; 5] = [
     // health.c and cmd.c of drivers/net/ethernet/mellanox/mlx5/core of 7.2. Other "Fatal error" are
-    // those of packet steering; a line "Health issue observed" may be a warning, and is left out.
+    // those of packet steering; of a line "Health issue observed" the severity decides.
     Nic {
         driver: "mlx5_core",
         id: "log.mlx5",
@@ -68,10 +68,18 @@ pub const NICS: [Nic; 5] = [
             "handling bad device",
             "health recovery failed",
             "health recovery flow aborted",
-            "assert_var",
+            // print_health_info() writes as much of a warning, such as one of temperature: 0 to 3 are errors.
+            "severity(0)",
+            "severity(1)",
+            "severity(2)",
+            "severity(3)",
+            // hsynd_str() of older kernels, which write no severity.
+            "firmware internal error",
+            "unrecoverable hardware error",
             "Will cause a leak of a command resource",
         ],
-        well: &["health recovery succeeded"],
+        // The second is of each start of the driver (mlx5_load() of main.c).
+        well: &["health recovery succeeded", "firmware version: "],
     },
     // bnxt.c of drivers/net/ethernet/broadcom/bnxt, and qplib_rcfw.c of drivers/infiniband/hw/bnxt_re, of 7.2.
     Nic {

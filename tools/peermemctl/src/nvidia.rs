@@ -90,6 +90,12 @@ pub fn bar1_size(gpu: &Device) -> u64 {
     gpu.bars.into_iter().max().unwrap_or(0)
 }
 
+/// Returns whether NVIDIA's open kernel modules know a GPU: they need what GPUs have from Turing on, whose ids
+/// begin with 1e02 (the GPU System Processor).
+pub fn has_open_modules(gpu: &Device) -> bool {
+    gpu.vendor != NVIDIA || gpu.device >= 0x1e00
+}
+
 /// What `nvidia-smi` is asked, in one go.
 pub const SMI: &[&str] = &["-q"];
 

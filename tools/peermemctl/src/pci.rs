@@ -155,6 +155,7 @@ pub fn device(root: &Root, address: &str) -> Option<Device> {
     let mut way: Vec<String> =
         resolved.split('/').filter(|part| part.starts_with("pci") || is_address(part)).map(str::to_owned).collect();
     way.pop();
+    let port = way.last().map(|port| format!("{DEVICES}/{port}"));
     Some(Device {
         address: address.to_owned(),
         vendor: u16::try_from(hex(root, &format!("{dir}/vendor"))?).ok()?,
@@ -163,20 +164,24 @@ pub fn device(root: &Root, address: &str) -> Option<Device> {
         driver: root.link_name(&format!("{dir}/driver")),
         way,
         numa: root.line(&format!("{dir}/numa_node")).and_then(|node| node.parse().ok()).filter(|node| *node >= 0),
-        link: link(root, &dir),
+        link: link(root, &dir, port.as_deref()),
         bars: bars(root, &dir),
         iommu: iommu(root, &dir),
         iommu_group: root.link_name(&format!("{dir}/iommu_group")),
     })
 }
 
-fn link(root: &Root, dir: &str) -> Option<Link> {
+/// Reads the link of the device in a folder, which no slot makes faster than the `port` above can be.
+fn link(root: &Root, dir: &str, port: Option<&str>) -> Option<Link> {
     let number = |name: &str| root.line(&format!("{dir}/{name}"))?.parse::<u32>().ok();
     // "16.0 GT/s PCIe"; "Unknown" where there is no real link (emulated devices).
-    let speed = |name: &str| root.line(&format!("{dir}/{name}")).filter(|speed| speed.contains("GT/s"));
+    let speed = |dir: &str, name: &str| root.line(&format!("{dir}/{name}")).filter(|speed| speed.contains("GT/s"));
+    let rate = |speed: &str| speed.split(' ').next().and_then(|rate| rate.parse::<f64>().ok()).unwrap_or(f64::MAX);
+    let own = speed(dir, "max_link_speed")?;
+    let of_port = port.and_then(|port| speed(port, "max_link_speed")).filter(|port| rate(port) < rate(&own));
     let link = Link {
-        speed: speed("current_link_speed")?,
-        speed_max: speed("max_link_speed")?,
+        speed: speed(dir, "current_link_speed")?,
+        speed_max: of_port.unwrap_or(own),
         width: number("current_link_width")?,
         width_max: number("max_link_width")?,
     };

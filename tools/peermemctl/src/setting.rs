@@ -13,8 +13,10 @@ use serde::Serialize;
 
 /// Where the GPU driver's container has its files.
 const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
-/// What the GPU Operator writes where it found a driver on the host.
+/// What the GPU Operator's older validators write where they found a driver on the host, and what newer ones
+/// write of each, with a line IS_HOST_DRIVER.
 const HOST_DRIVER: &str = "/run/nvidia/validations/host-driver-ready";
+pub const DRIVER_READY: &str = "/run/nvidia/validations/driver-ready";
 /// Where the container of DOCA-OFED has its files.
 const OFED_CONTAINER: &str = "/run/mellanox/drivers";
 
@@ -73,8 +75,8 @@ impl Setting {
             container,
             namespaces,
             // With a driver of the host, the GPU Operator may have that folder all the same.
-            driver_container: is_there(root, DRIVER_CONTAINER) && !root.exists(HOST_DRIVER)
-                || root.exists("/run/nvidia/validations/.driver-ctr-ready"),
+            driver_container: !is_host_driver(root)
+                && (is_there(root, DRIVER_CONTAINER) || root.exists("/run/nvidia/validations/.driver-ctr-ready")),
             ofed_container: is_there(root, OFED_CONTAINER),
             rdma_by_namespace: root.line("/sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N"),
             tegra: is_tegra(root),
@@ -205,7 +207,8 @@ impl Setting {
     fn reload_it(&self) -> String {
         format!(
             "the modules of this node come from containers ({}): use packaging/container of this project (a DaemonSet); \
-             for NVIDIA's own sidecar delete the driver pod, with FORCE_REINSTALL=true in its environment. \
+             for NVIDIA's own sidecar set driver.rdma.enabled=true (and driver.rdma.useHostMofed=true for a core of the host) in the values of the GPU Operator; \
+             if it is set, delete the driver pod, with FORCE_REINSTALL=true in the environment of its k8s-driver-manager. \
              A build on the host has neither headers nor exports of those",
             match (self.driver_container, self.ofed_container) {
                 (true, true) => format!("{DRIVER_CONTAINER}, {OFED_CONTAINER}"),
@@ -290,6 +293,12 @@ pub const NSPAWN: &str = "/run/systemd/container";
 pub const PODMAN: &str = "/run/.containerenv";
 
 /// Returns whether a folder or file exists and is not an empty folder.
+/// Returns whether the GPU Operator says that the driver is the host's.
+fn is_host_driver(root: &Root) -> bool {
+    let ready = root.text(DRIVER_READY).unwrap_or_default();
+    root.exists(HOST_DRIVER) || ready.lines().any(|line| line.trim() == "IS_HOST_DRIVER=true")
+}
+
 fn is_there(root: &Root, path: &str) -> bool {
     !root.names(path).is_empty()
 }
@@ -342,6 +351,11 @@ fn virtual_machine(root: &Root) -> Option<String> {
     let cloud = ["Amazon EC2", "Google"].contains(&maker.as_str()) && !metal && !product.is_empty();
     if cloud || MAKERS.iter().any(|word| maker.contains(word) || product.contains(word)) {
         return Some(format!("{maker} {product} in /sys/class/dmi/id"));
+    }
+    // QEMU's and Firecracker's machines for arm64 without a table of SMBIOS.
+    let tree = root.text("/proc/device-tree/compatible").unwrap_or_default();
+    if tree.contains("linux,dummy-virt") {
+        return Some("/proc/device-tree/compatible is linux,dummy-virt".to_owned());
     }
     if root.exists("/proc/device-tree/hypervisor/compatible") {
         return Some("/proc/device-tree/hypervisor".to_owned());
@@ -491,8 +505,9 @@ pub fn takes_by_itself(machine: &Machine, nic: &RdmaDevice) -> bool {
     if vendor(nic) != Vendor::Efa {
         return false;
     }
-    let p2p = machine.root.line(&format!("/sys/class/infiniband/{}/device/p2p", nic.name)).unwrap_or_default();
-    p2p.starts_with("NVIDIA")
+    // The second file is of older versions (amzn-drivers 4f19416cdea1, efa_sysfs.c).
+    let of = |file: &str| machine.root.line(&format!("/sys/class/infiniband/{}/device/{file}", nic.name));
+    of("p2p").is_some_and(|p2p| p2p.starts_with("NVIDIA")) || of("gdr").as_deref() == Some("1")
 }
 
 /// Returns the family of this instance of Amazon's, if its hardware lets no EFA reach GPU memory.

@@ -192,6 +192,16 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     if hardware::is_gone(machine, gpu) {
         return Judged::No(format!("GPU {} has fallen off the bus", gpu.address));
     }
+    if gpu.driver.is_none() && machine.driver.is_some() {
+        return Judged::No(format!("GPU {} has no driver", gpu.address));
+    }
+    if let Some((_, true)) = hardware::not_started(machine, gpu) {
+        return Judged::No(format!("nvidia.ko could not initialise GPU {}", gpu.address));
+    }
+    let nic_at = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software);
+    if nic_at.is_some_and(|nic| hardware::is_gone(machine, nic)) {
+        return Judged::No(format!("{} has fallen off the bus", nic.name));
+    }
     if let Some(family) = setting::family_without_gpudirect(machine, nic) {
         return Judged::No(format!(
             "{} is an EFA of an instance of family {family}, whose hardware has no GPUDirect RDMA ({})",
@@ -402,11 +412,7 @@ fn dma_buf(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
         None => Judged::Unknown("/proc/kallsyms cannot be read".to_owned()),
     };
     let all = driver.and(core).and(|| nic_takes_dma_buf(machine, nic));
-    let has_driver = || match gpu.driver {
-        Some(_) => Judged::Yes(String::new()),
-        None => Judged::No(format!("GPU {} has no driver", gpu.address)),
-    };
-    let all = all.and(has_driver).and(|| mlx5_can(machine, nic)).and(|| untranslated(machine, nic));
+    let all = all.and(|| mlx5_can(machine, nic)).and(|| untranslated(machine, gpu, nic));
     all.and(|| topology(machine, gpu, nic)).and(|| match attach_refused(machine, AttachRefusal::Importer) {
         Some(line) => Judged::Unknown(format!(
             "a driver that cannot take GPU memory attached a dma-buf, and the kernel log does not tell whose it is: {line}"
@@ -448,22 +454,30 @@ fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
 }
 
 /// On new kernels the open driver exports addresses that a translating IOMMU does not know.
-pub fn untranslated(machine: &Machine, nic: &RdmaDevice) -> Judged {
+pub fn untranslated(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     let fine = Judged::Yes(String::new());
+    // Memory with a `struct page` is mapped as the CPU's is.
+    if is_coherent(machine, gpu) == Some(true) {
+        return fine;
+    }
     let Some(device) = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software) else {
         return fine;
     };
     let release = machine.release.as_deref().unwrap_or_default();
-    let new_driver = machine
-        .driver
-        .as_ref()
-        .and_then(|driver| driver.version.as_deref())
-        .is_none_or(|version| facts::at_least(version, "595"));
-    if device.iommu == Iommu::Translating && new_driver && facts::DMA_BUF_IOMMU.holds(release) == Some(true) {
-        return Judged::No(format!(
-            "the IOMMU translates for {}, and on Linux 7.0 and later the open nvidia.ko exports addresses that the NIC cannot use ({})",
-            nic.name, facts::DMA_BUF_IOMMU.source
-        ));
+    let driver = Some(version(machine)).filter(|version| !version.is_empty());
+    let new_driver = driver.is_none_or(|version| facts::at_least(version, "595"));
+    // Up to 555 the driver asks the kernel in a way that kernels from 6.12 on do not offer to modules any more.
+    let old_driver = driver.is_some_and(|version| !facts::at_least(version, "560"));
+    for rule in [(&facts::DMA_BUF_IOMMU, new_driver), (&facts::DMA_BUF_IOMMU_OLD, old_driver)] {
+        let (rule, is_of_driver) = rule;
+        if device.iommu == Iommu::Translating && is_of_driver && rule.holds(release) == Some(true) {
+            return Judged::No(format!(
+                "the IOMMU translates for {}, and on Linux {} and later the open nvidia.ko exports addresses that the NIC cannot use ({})",
+                nic.name,
+                rule.from.unwrap_or_default(),
+                rule.source
+            ));
+        }
     }
     fine
 }
@@ -569,7 +583,8 @@ pub fn topology_cure(machine: &Machine) -> String {
         );
     }
     match facts::TOPOLOGY_OVERRIDE.holds(version(machine)) {
-        Some(false) if topology_check(machine).is_none() => "driver 595 and later have no parameter for it: use a NIC in the GPU's IOMMU group or below the same switch (peermemctl topo)".to_owned(),
+        Some(false) if topology_check(machine).is_none() => "driver 595 and later have no parameter for it: use a NIC in the GPU's IOMMU group or below the same switch (peermemctl topo), or driver 580 with NVreg_GrdmaPciTopoCheckOverride=1".to_owned(),
+        _ if machine.setting.driver_container => "have the GPU Operator load nvidia.ko with NVreg_GrdmaPciTopoCheckOverride=1: a ConfigMap with nvidia.conf (options nvidia NVreg_GrdmaPciTopoCheckOverride=1), named in spec.driver.kernelModuleConfig.name of the ClusterPolicy; drivers from 595 on need one IOMMU group or a common switch".to_owned(),
         _ => machine.setting.on_host(
             "write options nvidia NVreg_GrdmaPciTopoCheckOverride=1 in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again (drivers before 595; later ones need one IOMMU group or a common switch)",
         ),

@@ -115,6 +115,7 @@ pub(super) fn api_cure(machine: &Machine) -> String {
     let takes = machine.rdma.is_empty() || machine.rdma.iter().any(|nic| !way::nic_takes_dma_buf(machine, nic).is_no());
     let dma_buf = match machine.driver.as_ref().and_then(|driver| driver.flavour) {
         _ if !takes => newer_kernel(machine),
+        Some(Flavour::Closed) if !super::driver::takes_open(machine) => None,
         Some(Flavour::Closed) => {
             Some("install the open kernel modules of the GPU driver (package nvidia-open), for dma-buf".to_owned())
         }
@@ -134,6 +135,9 @@ pub(super) fn api_cure(machine: &Machine) -> String {
         format!("install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel{or}")
     } else if has(Vendor::Broadcom) {
         format!("install Broadcom's own bnxt_re with its ib_peer_mem (its driver bundle){or}")
+    } else if has_efa_module(machine) {
+        // Amazon's own client of its driver (src/efa_nvmem_impl.h of amzn-drivers 47cf9fef56e9).
+        format!("{}{or}", machine.setting.on_host(&format!("modprobe {EFA_MODULE}")))
     } else {
         match dma_buf {
             Some(dma_buf) => format!("{dma_buf}; the drivers of these NICs know no peer memory, whatever is installed"),
@@ -142,6 +146,16 @@ pub(super) fn api_cure(machine: &Machine) -> String {
             }
         }
     }
+}
+
+const EFA_MODULE: &str = "efa_nv_peermem";
+
+/// Returns whether Amazon's module that gives an EFA GPU memory is installed, and not loaded.
+fn has_efa_module(machine: &Machine) -> bool {
+    let release = machine.release.as_deref().unwrap_or_default();
+    machine.rdma.iter().any(|nic| vendor(nic) == Vendor::Efa)
+        && !machine.modules.contains_key(EFA_MODULE)
+        && module_file::chosen(machine.root, release, EFA_MODULE).is_some()
 }
 
 /// Returns the kernel from which on the driver of a NIC registers dma-bufs, as a way to have them.

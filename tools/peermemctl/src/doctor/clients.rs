@@ -30,6 +30,11 @@ fn registered(machine: &Machine) -> Check {
     }
     if machine.loaded.is_none() {
         return match served {
+            true if !machine.modules_read => Check::skip(
+                ID,
+                "a module serves the client name nv_mem, and whether it is nvidia_peermem cannot be read",
+            )
+            .seen(format!("{PEERS}/nv_mem exists; neither /proc/modules nor /sys/module tells")),
             true => {
                 let holder = holders(machine);
                 Check::fail(

@@ -5,10 +5,30 @@ use crate::check::Check;
 use crate::facts;
 use crate::machine::Machine;
 use crate::module_file::{self, Maker};
-use crate::nvidia::Flavour;
+use crate::nvidia::{self, Flavour};
 
 /// What fixes a closed nvidia.ko's refusal, wherever it was seen.
-pub(super) const NO_GPL_IMPORTS: &str = "make deps && make KERNEL_CRATE=lite && make install, a build without GPL-only imports; or install the open kernel modules of the same driver (package nvidia-open)";
+pub(super) fn no_gpl_imports(machine: &Machine) -> String {
+    const LITE: &str = "make deps && make KERNEL_CRATE=lite && make install, a build without GPL-only imports";
+    match takes_open(machine) {
+        true => format!("{LITE}; or install the open kernel modules of the same driver (package nvidia-open)"),
+        false => LITE.to_owned(),
+    }
+}
+
+/// Returns whether the open kernel modules know all GPUs of this machine: one that they do not know is lost
+/// with them (NVIDIA/open-gpu-kernel-modules#696).
+pub(super) fn takes_open(machine: &Machine) -> bool {
+    machine.gpus().iter().all(|gpu| nvidia::has_open_modules(gpu))
+}
+
+/// Returns what follows "install driver 550 or later".
+pub(super) fn flavour_to_install(machine: &Machine) -> &'static str {
+    match takes_open(machine) {
+        true => " with its open kernel modules (package nvidia-open)",
+        false => " that still knows these GPUs; its open kernel modules do not know those before Turing",
+    }
+}
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let Some(driver) = &machine.driver else {
@@ -24,7 +44,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
         Check::warn(
             "driver.version",
             format!("{what}; older than {oldest}, the oldest this module is written for"),
-            format!("install driver {oldest} or later with its open kernel modules (package nvidia-open)"),
+            format!("install driver {oldest} or later{}", flavour_to_install(machine)),
         )
     } else if let Some((64, seen)) = super::limits::page_kib(machine).filter(|_| holds(&facts::DRIVER_64K)) {
         let rule = facts::DRIVER_64K;
@@ -68,7 +88,7 @@ fn not_loaded(machine: &Machine) -> Check {
         None => Check::fail(
             "driver.loaded",
             format!("{message}, and no nvidia.ko is installed for this kernel"),
-            "install NVIDIA's driver with its open kernel modules (package nvidia-open), then modprobe nvidia",
+            format!("install NVIDIA's driver{}, then modprobe nvidia", flavour_to_install(machine)),
         )
         .seen(format!("no nvidia.ko in modules.dep of kernel {}", machine.release.as_deref().unwrap_or("(unknown)"))),
     }
@@ -88,13 +108,13 @@ fn licence(machine: &Machine, flavour: Option<Flavour>) -> Check {
                 .seen("nvidia_peermem in /proc/modules")
         }
         (Some(Flavour::Closed), Some(line)) => {
-            Check::fail(ID, "the closed nvidia.ko refused our module: it takes none that imports GPL-only symbols", NO_GPL_IMPORTS)
+            Check::fail(ID, "the closed nvidia.ko refused our module: it takes none that imports GPL-only symbols", no_gpl_imports(machine))
                 .seen(format!("kernel log: {line}"))
         }
         (Some(Flavour::Closed), None) if ours_is_gpl => Check::fail(
             ID,
             "nvidia.ko is of the closed flavour, and this build of our module imports GPL-only symbols: it will be refused",
-            NO_GPL_IMPORTS,
+            no_gpl_imports(machine),
         )
         .seen("imports of the module file that modprobe would load"),
         (Some(Flavour::Closed), None) => Check::ok(ID, "nvidia.ko is of the closed flavour; no GPL-only import of ours is known"),

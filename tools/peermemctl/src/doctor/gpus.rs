@@ -81,6 +81,11 @@ fn pinned(rows: &[Registration], gpu: &str) -> u64 {
 /// Size of a GPU's BAR1, how much is in use, and where that was read; `None` where nobody tells.
 pub fn bar1_in_use(machine: &Machine, gpu: &Device) -> Option<(u64, u64, &'static str)> {
     let told = machine.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.bar1);
+    // Nothing that tells a size of 0 knows it.
+    let told = told.filter(|bar1| bar1.total > 0);
+    if told.is_none() && nvidia::bar1_size(gpu) == 0 {
+        return None;
+    }
     match told {
         Some(bar1) => Some((bar1.total, bar1.used, "nvidia-smi -q")),
         None => Some((
@@ -103,6 +108,13 @@ fn bar1(machine: &Machine, gpu: &Device) -> Check {
 /// say, which count twice what is registered twice.
 fn bar1_by_counters(machine: &Machine, gpu: &Device) -> Check {
     let size = nvidia::bar1_size(gpu);
+    if size == 0 {
+        return Check::skip(ID, format!("GPU {}: nothing tells the size of its BAR1", gpu.address)).about(
+            Kind::Gpu,
+            &gpu.address,
+            "have a BAR1 whose size nothing tells",
+        );
+    }
     let whole = format!("GPU {}: BAR1 has {}", gpu.address, text::bytes(size));
     let live = machine.stats.as_ref().ok().and_then(|stats| stats.number("total.live_bytes"));
     let (Some(live), [_]) = (live, machine.gpus().as_slice()) else {

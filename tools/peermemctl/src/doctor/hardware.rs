@@ -31,8 +31,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
 fn nics_without_device<'a>(machine: &'a Machine) -> Vec<&'a Device> {
     let is_known = |nic: &&Device| {
         let module = module_of(nic).filter(|module| is_sure(module));
-        let has_driver = nic.driver.as_deref().is_some_and(|driver| driver != "vfio-pci");
-        has_driver && module.is_some_and(|module| machine.modules.contains_key(module))
+        nic.driver.is_some() && module.is_some_and(|module| machine.modules.contains_key(module))
     };
     let has_device = |nic: &&Device| machine.rdma.iter().any(|device| device.pci.as_deref() == Some(&nic.address));
     machine.devices.iter().filter(is_known).filter(|nic| !has_device(nic)).collect()
@@ -51,7 +50,14 @@ fn missing<'a>(machine: &'a Machine) -> Vec<&'a Device> {
         let same = |other: &Device| (other.vendor, other.device) == (nic.vendor, nic.device);
         machine.rdma.iter().filter_map(|device| machine.pci(device.pci.as_deref()?)).any(same)
     };
-    nics_without_device(machine).into_iter().filter(|nic| machine.setting.rdma_by_namespace || alike(nic)).collect()
+    // The functions of a card that are bonded have one device together (mlx5_bond_0).
+    let slot = |address: &str| address.rsplit_once('.').map(|(slot, _)| slot.to_owned());
+    let is_bonded = |nic: &&Device| {
+        let bonds = machine.rdma.iter().filter(|device| device.name.contains("bond"));
+        bonds.filter_map(|device| slot(device.pci.as_deref()?)).any(|of| Some(of) == slot(&nic.address))
+    };
+    let nics = nics_without_device(machine).into_iter().filter(|nic| !is_bonded(nic));
+    nics.filter(|nic| machine.setting.rdma_by_namespace || alike(nic)).collect()
 }
 
 /// Names NICs that have no RDMA device here while others have one: they are with pods, or were lost there
@@ -122,7 +128,14 @@ fn no_gpu(machine: &Machine) -> Check {
         .seen(WSL);
     }
     let setting = &machine.setting;
+    let is_given_away = |nic: &&Device| nic.driver.as_deref() == Some("vfio-pci") && nic.kind() >> 8 == 2;
+    let given_away = machine.devices.iter().find(is_given_away);
     let fix = match (&setting.container, &setting.virtual_machine) {
+        _ if setting.rdma_by_namespace && setting.container.is_some() => "ask for an RDMA device in the pod's specification (device plugin, CNI or DRA driver of the network operator)",
+        (None, Some(_)) if machine.root.line("/sys/class/dmi/id/sys_vendor").as_deref() == Some("Amazon EC2") => {
+            "attach a network interface of type EFA to this instance; lspci shows it"
+        }
+        (None, _) if given_away.is_some() => "run this in the virtual machine that has the NIC, or take it back from vfio-pci",
         (Some(_), _) => "start this container with the GPU (docker: --gpus all; Kubernetes: a limit of nvidia.com/gpu); lspci -d 10de: on the host shows what is there",
         (_, Some(_)) => "pass a GPU through to this virtual machine; lspci -d 10de: shows what came through",
         _ => "lspci -d 10de: shows what the firmware found",
@@ -152,6 +165,16 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
         (Some((why, cure)), _) => {
             (Check::fail_unless(!in_vain, ID, format!("{name} {why}"), cure), format!("({model}): each {why}"))
         }
+        (_, Some("nvidia")) if not_started(machine, gpu).is_some() => {
+            let (line, is_sure) = not_started(machine, gpu).unwrap_or_default();
+            let check = Check::fail_unless(
+                !is_sure || machine.gpus().len() > 1,
+                ID,
+                format!("{name} could not be initialised by nvidia.ko: no CUDA program sees it"),
+                "dmesg | grep NVRM names the reason (firmware of another version, power, a fault of the board); then reset the GPU (nvidia-smi -r) or reboot",
+            );
+            (check.seen(line), "could not be initialised by nvidia.ko".to_owned())
+        }
         (_, Some("nvidia")) => {
             (Check::ok(ID, format!("{name} belongs to nvidia.ko")), format!("({model}) belong to nvidia.ko"))
         }
@@ -160,18 +183,85 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
                 machine.gpus().iter().any(|gpu| gpu.driver.as_deref() == Some("nvidia")),
                 ID,
                 format!("{name} belongs to the driver {other}"),
-                machine.setting.on_host(&format!(
-                    "echo {0} > /sys/bus/pci/drivers/{other}/unbind && echo {0} > /sys/bus/pci/drivers/nvidia/bind",
-                    gpu.address
-                )),
+                give_back(machine, gpu, other),
             ),
             format!("belong to the driver {other}"),
         ),
         (_, None) => {
-            (Check::warn(ID, format!("{name} has no driver"), machine.load_driver()), "have no driver".to_owned())
+            let (why, cure) = no_driver(machine, gpu);
+            let others = machine.gpus().iter().any(|gpu| gpu.driver.as_deref() == Some("nvidia"));
+            (Check::fail_unless(others, ID, format!("{name} has no driver{why}"), cure), "have no driver".to_owned())
         }
     };
     check.about(Kind::Gpu, &gpu.address, many).seen(format!("/sys/bus/pci/devices/{}/driver", gpu.address))
+}
+
+/// Returns what gives nvidia.ko a GPU that another driver has.
+fn give_back(machine: &Machine, gpu: &Device, driver: &str) -> String {
+    let rebind = format!(
+        "echo {0} > /sys/bus/pci/drivers/{driver}/unbind && echo {0} > /sys/bus/pci/drivers/nvidia/bind",
+        gpu.address
+    );
+    machine.setting.on_host(&match driver {
+        // The write does not return before the guest has given it back.
+        "vfio-pci" => format!("if no virtual machine has it (fuser -v /dev/vfio/*): {rebind}"),
+        "nouveau" => "echo blacklist nouveau > /etc/modprobe.d/nouveau.conf, build the initial RAM disk again (update-initramfs -u, dracut -f), and reboot".to_owned(),
+        _ => rebind,
+    })
+}
+
+/// Returns why a GPU has no driver although nvidia.ko is loaded, as that says in the kernel log, and what to do.
+fn no_driver(machine: &Machine, gpu: &Device) -> (String, String) {
+    /// Words of the line, what they mean, and the cure.
+    const REASONS: [(&str, &str, &str); 4] = [
+        (
+            "not supported by open",
+            "the open nvidia.ko does not know GPUs before Turing",
+            "install the closed kernel modules of a driver that knows this GPU",
+        ),
+        (
+            "requires use of the NVIDIA open kernel modules",
+            "only the open nvidia.ko knows this GPU",
+            "install the open kernel modules of the same driver (package nvidia-open)",
+        ),
+        (
+            "Legacy drivers",
+            "this driver is too new for the GPU",
+            "install the driver's branch that this line of the kernel log names",
+        ),
+        (
+            "BAR1 is 0M",
+            "the firmware gave its BAR1 no addresses",
+            "switch on Above 4G Decoding in the firmware's settings, then reboot",
+        ),
+    ];
+    let about = |line: &&String| line.contains(&gpu.address) || machine.gpus().len() == 1;
+    let lines = machine.log.iter().flatten().filter(|line| line.contains("NVRM")).filter(about);
+    let found = lines.flat_map(|line| REASONS.iter().filter(|(words, ..)| line.contains(words))).last();
+    match found {
+        Some((_, why, cure)) => (format!(": {why}"), (*cure).to_owned()),
+        None if machine.driver.is_some() => {
+            (String::new(), "nvidia.ko is loaded and did not take it: dmesg | grep NVRM names the reason".to_owned())
+        }
+        None => (String::new(), machine.load_driver()),
+    }
+}
+
+/// Returns the evidence that nvidia.ko has a GPU and could not start it, and whether nvidia-smi says so, too.
+pub fn not_started(machine: &Machine, gpu: &Device) -> Option<(String, bool)> {
+    let smi = machine.smi.as_ref().ok();
+    if smi.is_some_and(|smi| smi.contains_key(&gpu.address)) {
+        return None;
+    }
+    // A container is shown those GPUs that it was given.
+    let is_whole = machine.setting.container.is_none();
+    if smi.is_some_and(|smi| smi.is_empty()) && is_whole {
+        return Some(("nvidia-smi -q names no GPU".to_owned(), true));
+    }
+    let has_started = machine.registrations.iter().flatten().any(|row| row.gpu.as_deref() == Some(&gpu.address));
+    let failed = |line: &&String| line.contains("RmInitAdapter failed") && line.contains(&gpu.address);
+    let line = machine.log.iter().flatten().rfind(failed).filter(|_| !has_started)?;
+    Some((format!("kernel log: {line}"), smi.is_some() && is_whole))
 }
 
 /// Returns whether a device answers nothing: then each byte of its configuration space is ones.
@@ -191,8 +281,28 @@ const VENDORS: [(u16, &str); 7] = [
     (0x8086, "irdma"),
 ];
 
-/// Returns the module of a NIC's RDMA device, if it has one.
+/// Drivers of NICs: the module that makes RDMA devices on top of each.
+const DRIVERS: [(&str, &str); 12] = [
+    ("mlx5_core", "mlx5_ib"),
+    ("mlx4_core", "mlx4_ib"),
+    ("bnxt_en", "bnxt_re"),
+    ("ionic", "ionic_rdma"),
+    ("efa", "efa"),
+    ("erdma", "erdma"),
+    ("mana", "mana_ib"),
+    ("ice", "irdma"),
+    ("i40e", "irdma"),
+    ("idpf", "irdma"),
+    ("qede", "qedr"),
+    ("cxgb4", "iw_cxgb4"),
+];
+
+/// Returns the module of a NIC's RDMA device, if it has one. Its driver decides where it has one: a maker's
+/// management ports have others (tg3, igb, ena), and vfio-pci gives it to a virtual machine.
 fn module_of(nic: &Device) -> Option<&'static str> {
+    if let Some(driver) = nic.driver.as_deref() {
+        return DRIVERS.iter().find(|(name, _)| *name == driver).map(|(_, module)| *module);
+    }
     // Class 02 is network, 0207 InfiniBand.
     let vendor = VENDORS.iter().find(|(vendor, _)| *vendor == nic.vendor && nic.kind() >> 8 == 2);
     vendor.map(|(_, module)| *module)
@@ -250,16 +360,53 @@ fn no_device(machine: &Machine) -> Check {
     if machine.devices.is_empty() {
         return Check::skip(ID, "whether there is an RDMA device cannot be told: neither /sys/class/infiniband nor a PCI function can be read").seen(seen);
     }
+    let is_given_away = |nic: &&Device| nic.driver.as_deref() == Some("vfio-pci") && nic.kind() >> 8 == 2;
+    let given_away = machine.devices.iter().find(is_given_away);
     let fix = match (&setting.container, &setting.virtual_machine) {
+        _ if setting.rdma_by_namespace && setting.container.is_some() => "ask for an RDMA device in the pod's specification (device plugin, CNI or DRA driver of the network operator)",
+        (None, _) if given_away.is_some() => "run this in the virtual machine that has the NIC, or take it back from vfio-pci",
         (Some(_), _) => "start this container with the RDMA device (docker: --device=/dev/infiniband --network=host; Kubernetes: what the RDMA device plugin offers)",
         (_, Some(_)) => "pass an RDMA NIC through to this virtual machine; lspci shows what came through",
         _ => "install an RDMA NIC; lspci shows what is there",
     };
-    Check::fail(ID, format!("{message} in this {}", setting.what()), fix).seen(seen)
+    let what =
+        given_away.map_or(String::new(), |nic| format!("; {} is given to a virtual machine (vfio-pci)", nic.address));
+    Check::fail(ID, format!("{message} in this {}{what}", setting.what()), fix).seen(seen)
+}
+
+/// Returns whether no GPU needs a NIC: each has one with an active port that is as near or nearer, or this is
+/// a virtual function beside NICs that are active.
+fn is_spare(machine: &Machine, device: &RdmaDevice) -> bool {
+    let address = |device: &RdmaDevice| device.pci.clone().filter(|_| !device.software);
+    let Some((own, at)) = address(device).and_then(|own| Some((own.clone(), machine.pci(&own)?))) else { return false };
+    let active: Vec<&Device> = machine
+        .rdma
+        .iter()
+        .filter(|other| other.is_active() && other.name != device.name)
+        .filter_map(|other| machine.pci(&address(other)?))
+        .collect();
+    if machine.root.exists(&format!("{}/{own}/physfn", pci::DEVICES)) {
+        return !active.is_empty();
+    }
+    let gpus = machine.gpus();
+    let is_nearer = |gpu: &&Device| active.iter().any(|nic| gpu.way_to(nic).distance < gpu.way_to(at).distance);
+    !gpus.is_empty() && gpus.iter().all(is_nearer)
 }
 
 fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
     const ID: &str = "fabric.port";
+    if let Some(nic) =
+        device.pci.as_deref().and_then(|address| machine.pci(address)).filter(|nic| is_gone(machine, nic))
+    {
+        return Check::fail_unless(
+            machine.rdma.len() > 1,
+            ID,
+            format!("{} at {} ({}) has fallen off the bus: it answers nothing", device.name, nic.address, nic.name()),
+            "take what uses it away, then reboot; if that does not bring it back, the card, its slot or its power is at fault",
+        )
+        .about(Kind::Nic, &device.name, "have fallen off the bus: they answer nothing")
+        .seen(format!("only ones in /sys/bus/pci/devices/{}/config", nic.address));
+    }
     let what = device
         .ports
         .iter()
@@ -274,6 +421,9 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
     let seen = format!("/sys/class/infiniband/{}/ports", device.name);
     let (check, many) = match device.is_active() {
         true => (Check::ok(ID, format!("{name}: {what}")), "have an active port"),
+        false if is_spare(machine, device) => {
+            (Check::skip(ID, format!("{name}: no port is active, and each GPU has a nearer NIC: {what}")), "have no active port, and each GPU has a nearer NIC")
+        }
         false => (
             Check::warn(
                 ID,

@@ -301,7 +301,7 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
     const REBUILD: &str = "make clean; make; make install";
     const HEADERS: &str = "make clean; make; make install, with the headers of the running kernel";
     const VALUE: &str = "correct the options line in /etc/modprobe.d, then modprobe nvidia-peermem";
-    const CAUSES: [(&str, &str, &str); 15] = [
+    const CAUSES: [(&str, &str, &str); 14] = [
         (
             "is blacklisted",
             "the kernel is told to refuse it by module_blacklist= on its command line",
@@ -322,7 +322,6 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
             "another module serves the client name nv_mem",
             "lsmod | grep -E 'nv_peer_mem|ib_core|ib_uverbs' tells who serves nv_mem and what uses it: end its users, rmmod it (nv_peer_mem as a rule), then modprobe nvidia-peermem",
         ),
-        (GPL_ONLY, "the closed nvidia.ko takes no module with GPL-only imports", super::driver::NO_GPL_IMPORTS),
         ("disagrees about version of symbol", "it was built against another RDMA core or GPU driver", REBUILD),
         ("(err -22)", "it was built against another RDMA core or GPU driver", REBUILD),
         (
@@ -364,8 +363,12 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
         }
         let driver_lacks = |symbol: &str| machine.driver.is_some() && machine.has_symbol(symbol) == Some(false);
         if lacks(line).is_some_and(|symbol| symbol.ends_with("_persistent")) && driver_lacks(PERSISTENT) {
-            let fix = "install driver 550 or later with its open kernel modules (package nvidia-open)".to_owned();
+            let fix = format!("install driver 550 or later{}", super::driver::flavour_to_install(machine));
             return Some(("the loaded nvidia.ko is too old: it lacks that function", fix, line.clone()));
+        }
+        if line.contains(GPL_ONLY) {
+            let why = "the closed nvidia.ko takes no module with GPL-only imports";
+            return Some((why, super::driver::no_gpl_imports(machine), line.clone()));
         }
         if let Some((_, why, fix)) = CAUSES.into_iter().find(|(text, _, _)| line.contains(text)) {
             return Some((why, fix.to_owned(), line.clone()));
