@@ -89,7 +89,10 @@ fn look<'a>(root: &'a Root, nic: Option<(&'static str, u16)>, gpu: Gpu) -> Machi
         for device in machine.rdma.iter_mut().filter(|device| !device.software) {
             device.module = Some(module.to_owned());
         }
-        machine.devices.iter_mut().filter(|device| device.kind() >> 8 == 2).for_each(|device| device.vendor = vendor);
+        for device in machine.devices.iter_mut().filter(|device| device.kind() >> 8 == 2) {
+            // The tree's is the driver of another maker.
+            (device.vendor, device.driver) = (vendor, None);
+        }
         machine.drivers.clear();
     }
     let is_gpu = |vendor: u16, class: u32| vendor == 0x10de && class >> 8 == 3;
