@@ -116,7 +116,7 @@ fn verified(cli: &Cli, root: &Root, asked: &peermemctl::cli::Verify) -> Result<u
     let answer = Answer::Verify(Box::new(found));
     let code = answer.exit_code();
     show(cli, answer)?;
-    eprintln!("report: {}", report.display());
+    eprintln!("report: {}", report.map_or("none".into(), |path| path.display().to_string()));
     Ok(code)
 }
 

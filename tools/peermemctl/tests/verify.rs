@@ -142,6 +142,34 @@ fn only_what_is_asked_for_is_tried() {
     assert_eq!(rig.reports().len(), before, "a wrong word costs a report");
 }
 
+/// The folders of a container may be read-only: what was found counts all the same.
+#[test]
+fn a_verdict_needs_no_report() {
+    // Nobody makes a file there, not even root.
+    let nowhere = "/proc";
+    let rig = Rig::new("one-pair").with("TMPDIR", nowhere);
+    let output = rig.command("verify --quick").current_dir(nowhere).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("no report is kept: ") && said.contains("--report"), "{said}");
+    assert_eq!(answer(&output)["pairs"][0]["ways"][0]["level"], "OK");
+    // A check that hangs ends the run early; then it is said in place of the report.
+    let rig = rig.with("STAND_IN_STUCK", 1);
+    let output = rig.command("verify --quick --way dma-buf").current_dir(nowhere).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("GPU 0000:19:00.0 with mlx5_0 has not ended"), "{said}");
+}
+
+/// A report that is asked for is not left out: the command fails before anything is tried.
+#[test]
+fn a_named_report_that_cannot_be_written_is_an_error() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peermemctl"));
+    let output = command.args(["verify", "--quick", "--report", "/proc/report"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("write the report /proc/report: No such file"), "{said}");
+    assert!(output.status.code() == Some(2) && output.stdout.is_empty(), "{output:?}");
+}
+
 /// What each break of a way is called: settings, exit code, way, level, words.
 #[test]
 fn each_break_is_found_and_named() {

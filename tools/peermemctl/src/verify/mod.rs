@@ -101,15 +101,19 @@ fn go_on() -> Result<()> {
     }
 }
 
+/// The file of the report, and its path.
+type ReportFile = (File, PathBuf);
+
 /// Opens the report before anything is tried: what takes minutes is not to be lost for want of a folder.
-/// Without a name it goes into this folder, or where temporary files go.
-fn report_file(wanted: &Wanted, time: &str) -> Result<(File, PathBuf)> {
+/// Without a name it goes into this folder, or where temporary files go. `None`: neither takes a file,
+/// which says nothing about GPUs and NICs: what was found is told all the same.
+fn report_file(wanted: &Wanted, time: &str) -> Result<Option<ReportFile>> {
     let open = |path: PathBuf| {
         let file = File::create_new(&path).with_context(|| format!("write the report {}", path.display()));
         file.map(|file| (file, path))
     };
     if let Some(path) = &wanted.report {
-        return open(path.clone());
+        return open(path.clone()).map(Some);
     }
     let time = time.get(..19).unwrap_or("").replace([':', ' '], "-");
     // Another run may have begun in the same second.
@@ -117,25 +121,44 @@ fn report_file(wanted: &Wanted, time: &str) -> Result<(File, PathBuf)> {
         [format!("peermemctl-verify-{time}.txt"), format!("peermemctl-verify-{time}-{}.txt", std::process::id())];
     let folders = [PathBuf::new(), std::env::temp_dir()];
     let paths = folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
-    let mut last = Err(anyhow!("no report"));
+    let mut last = None;
     for path in paths {
-        last = open(path);
-        if last.is_ok() {
-            break;
+        match open(path) {
+            Ok(opened) => return Ok(Some(opened)),
+            Err(error) => last = Some(error),
         }
     }
-    last
+    no_report(&last.context("no folder")?);
+    Ok(None)
 }
 
-/// Runs the checks, and writes the report; also the report's path.
-pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, PathBuf)> {
+fn no_report(why: &anyhow::Error) {
+    eprintln!("peermemctl: no report is kept: {why:#}; --report FILE names another place");
+}
+
+/// Writes the report into its file, and returns its path. A disk that is full is an error where the file
+/// was asked for, and else nothing that the verdict depends on.
+fn keep(report: &str, opened: Option<ReportFile>, asked: bool) -> Result<Option<PathBuf>> {
+    let Some((mut file, path)) = opened else { return Ok(None) };
+    let written = file.write_all(report.as_bytes()).with_context(|| format!("write the report {}", path.display()));
+    match written {
+        Err(error) if !asked => {
+            no_report(&error);
+            Ok(None)
+        }
+        written => written.map(|()| Some(path)),
+    }
+}
+
+/// Runs the checks, and writes the report; also the report's path, if it was kept.
+pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, Option<PathBuf>)> {
     let chosen = chosen(wanted.only)?;
     let machine = Machine::look(root);
     let (gpu, place) = places(&machine, wanted)?;
     let comparison = wanted.compare.as_ref().map(|file| module::file_words(root, file)).transpose()?;
     let begun = Instant::now();
     let time = wall_clock();
-    let (mut file, path) = report_file(wanted, &time)?;
+    let opened = report_file(wanted, &time)?;
 
     let seed = wanted.seed.unwrap_or_else(|| fastrand::u64(..));
     let mut verify = Verify { arguments: arguments(), ..Verify::begun(time, seed) };
@@ -143,10 +166,11 @@ pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, PathBuf)> {
         // SAFETY: The handler stores to an atomic and calls signal(), no more.
         unsafe { libc::signal(signal, interrupted as *const () as libc::sighandler_t) };
     }
-    let late = file.try_clone().context("the report")?;
+    let copy = |(file, path): &ReportFile| Ok::<_, std::io::Error>((file.try_clone()?, path.clone()));
+    let late = opened.as_ref().map(copy).transpose().context("the report")?;
     let watchdog = Watchdog::new({
-        let (about, at) = (wanted.about.to_owned(), path.clone());
-        move |mut verify: Verify, hung: VerifyCheck| hang(&mut verify, hung, &about, late, &at)
+        let about = wanted.about.to_owned();
+        move |mut verify: Verify, hung: VerifyCheck| hang(&mut verify, hung, &about, late)
     });
     let all = Run { root, wanted, chosen: &chosen, place: place.as_ref(), watchdog: &watchdog };
     let ran = match wanted.module {
@@ -156,16 +180,19 @@ pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, PathBuf)> {
     verify.seconds = begun.elapsed().as_secs_f64();
     verify.level = verify.worst();
     let error = ran.as_ref().err().map(|error| format!("{error:#}"));
-    file.write_all(report(root, &verify, wanted.about, error.as_deref()).as_bytes())
-        .with_context(|| format!("write the report {}", path.display()))?;
-    ran.with_context(|| format!("the report {} has what was found until then", path.display()))?;
-    Ok((verify, path))
+    let kept = keep(&report(root, &verify, wanted.about, error.as_deref()), opened, wanted.report.is_some())?;
+    ran.with_context(|| match &kept {
+        Some(path) => format!("the report {} has what was found until then", path.display()),
+        None => "what was found until then is lost".to_owned(),
+    })?;
+    Ok((verify, kept))
 }
 
 /// A check does not end, and maybe never will: what is known is written down, and the module stays
 /// as it is.
-fn hang(verify: &mut Verify, hung: VerifyCheck, about: &str, mut report_file: File, path: &Path) {
+fn hang(verify: &mut Verify, hung: VerifyCheck, about: &str, opened: Option<ReportFile>) {
     let root = Root::new(Path::new("/"));
+    eprintln!("peermemctl: {} {}", hung.id, hung.message);
     match verify.passes.last_mut() {
         Some(pass) => {
             // It stands still, with any module.
@@ -176,8 +203,11 @@ fn hang(verify: &mut Verify, hung: VerifyCheck, about: &str, mut report_file: Fi
     }
     verify.level = verify.worst();
     let text = report(&root, verify, about, Some("a check hangs; nvidia_peermem was left as it is"));
-    let written = report_file.write_all(text.as_bytes());
-    eprintln!("peermemctl: a check hangs; report: {} ({written:?})", path.display());
+    // The process ends here: that no report could be written is said, and changes nothing.
+    match keep(&text, opened, false) {
+        Ok(Some(path)) => eprintln!("report: {}", path.display()),
+        _ => eprintln!("report: none"),
+    }
     std::process::exit(2);
 }
 
@@ -699,4 +729,22 @@ fn report(root: &Root, verify: &Verify, about: &str, error: Option<&str>) -> Str
     let head = "The results, and then the machine: peermemctl --root FILE doctor (or topo) looks at it.";
     let lines = std::iter::once(head).chain(results.lines());
     lines.map(|line| format!("# {line}\n")).collect::<String>() + &machine
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk that is full takes the file, and then nothing of the report.
+    #[test]
+    fn a_full_disk_is_an_error_only_where_the_report_was_asked_for() {
+        let full = || {
+            let path = PathBuf::from("/dev/full");
+            Some((File::options().write(true).open(&path).unwrap(), path))
+        };
+        assert_eq!(keep("found", full(), false).unwrap(), None);
+        let said = format!("{:#}", keep("found", full(), true).unwrap_err());
+        assert!(said.starts_with("write the report /dev/full: No space left"), "{said}");
+        assert_eq!(keep("found", None, false).unwrap(), None);
+    }
 }
