@@ -3,6 +3,7 @@
 //! is found to work, and each break is found and named, within its time.
 
 use peermemctl::recorded;
+use rustix::process::{kill_process, Pid, Signal};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -60,6 +61,20 @@ impl Rig {
     fn with(mut self, name: &'static str, value: impl ToString) -> Self {
         self.settings.push((name, value.to_string()));
         self
+    }
+
+    /// With the preload library installed.
+    fn with_preload(self) -> Self {
+        std::fs::create_dir_all(self.root.path().join("usr/lib")).unwrap();
+        std::fs::copy(built().0.join("preload.so"), self.root.path().join("usr/lib/libgpumr-preload.so")).unwrap();
+        self
+    }
+
+    /// As many NICs as the recorded machine has.
+    fn with_all_nics(self) -> Self {
+        let names = std::fs::read_dir(self.root.path().join("sys/class/infiniband")).unwrap();
+        let names: Vec<String> = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        self.with("STAND_IN_NICS", names.join(","))
     }
 
     fn command(&self, words: &str) -> Command {
@@ -253,6 +268,44 @@ fn two_runs_at_once_and_a_killed_one_disturb_nobody() {
     assert!(rig.reports().iter().filter(|report| report.contains("USABLE, 1 of 1 pair")).count() == 2);
 }
 
+/// The processes that a run has started, by their command lines.
+fn children(rig: &Rig) -> Vec<i32> {
+    let root = rig.root.path().to_str().unwrap();
+    let pids =
+        std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_ours = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        line.contains(root) && line.contains("--process")
+    };
+    pids.filter(is_ours).collect()
+}
+
+/// Returns whether it becomes true within seconds.
+fn becomes(is_true: impl Fn() -> bool) -> bool {
+    (0..200).any(|_| {
+        std::thread::sleep(Duration::from_millis(50));
+        is_true()
+    })
+}
+
+/// The process with the preload library would go on registering for as long as its NIC takes: here for ever.
+#[test]
+fn nothing_of_a_killed_run_goes_on() {
+    let rig = Rig::new("one-pair").with("STAND_IN_STUCK", 1).with_preload();
+    let log = rig.log();
+    let rig = rig.with("STAND_IN_LOG", log.display());
+    let mut run = rig.command("verify --quick --way preload").stdout(Stdio::null()).spawn().unwrap();
+    assert!(becomes(|| log.exists() && children(&rig).len() == 1), "it has not begun to register");
+    run.kill().unwrap();
+    run.wait().unwrap();
+    let ended = becomes(|| children(&rig).is_empty());
+    for left in children(&rig) {
+        let _ = kill_process(Pid::from_raw(left).unwrap(), Signal::KILL);
+    }
+    assert!(ended, "the process with the preload library goes on");
+}
+
 /// NCCL forces the PCIe mapping where the GPU has a coherent link, and nowhere else.
 #[test]
 fn a_coherent_gpu_is_asked_as_nccl_asks() {
@@ -292,9 +345,7 @@ fn data_direct_is_tried_where_there_is_a_function_for_it() {
 /// It is tried in a process that has it, and what a program without it gets is tried beside.
 #[test]
 fn the_preload_library_is_tried_where_it_is_installed() {
-    let rig = Rig::new("one-pair").with("STAND_IN_PLAIN", 14);
-    std::fs::create_dir_all(rig.root.path().join("usr/lib")).unwrap();
-    std::fs::copy(built().0.join("preload.so"), rig.root.path().join("usr/lib/libgpumr-preload.so")).unwrap();
+    let rig = Rig::new("one-pair").with("STAND_IN_PLAIN", 14).with_preload();
     let (found, code) = rig.run("verify --quick");
     let ways = ways(&found);
     assert_eq!((ways[0].1, ways[1].1, ways[2].0, ways[2].1), ("FAIL", "OK", "preload library", "OK"), "{found:#}");
@@ -335,10 +386,7 @@ fn a_port_that_is_down_is_named() {
 
 #[test]
 fn eight_gpus_and_all_their_nics_take_ten_seconds_at_most() {
-    let rig = Rig::new("hgx");
-    let names = std::fs::read_dir(rig.root.path().join("sys/class/infiniband")).unwrap();
-    let names: Vec<String> = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    let rig = rig.with("STAND_IN_NICS", names.join(","));
+    let rig = Rig::new("hgx").with_all_nics();
     let start = Instant::now();
     let (found, _) = rig.run("verify --quick");
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());

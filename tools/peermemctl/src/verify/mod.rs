@@ -389,6 +389,7 @@ fn nic_alone(machine: &Machine, nic: &crate::rdma::RdmaDevice) -> Result<Held> {
 
 /// A process that a check started; its exit code.
 pub fn process(root: &Root, kind: &str, wanted: &Wanted) -> Result<u8> {
+    process::end_with_parent()?;
     if kind == ways::PRELOAD {
         let seed = wanted.seed.context("--seed")?;
         return ways::preload_process(root, &plan(wanted, Instant::now(), seed), wanted.gpu.context("--gpu")?);

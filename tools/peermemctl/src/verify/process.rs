@@ -7,6 +7,8 @@ use crate::root::Root;
 use crate::verbs::{Op, Region};
 use anyhow::{bail, ensure, Context, Result};
 use fastrand::Rng;
+use rustix::process::{getppid, set_parent_process_death_signal, Pid, Signal};
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::mem::ManuallyDrop;
 use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
@@ -23,6 +25,28 @@ pub const FORK: &str = "fork";
 pub const FORK_DEREGISTER: &str = "fork-deregister";
 /// One life in the storm.
 pub const STORM: &str = "storm";
+
+/// The variable that tells a process who started it.
+const PARENT: &str = "PEERMEMCTL_PARENT";
+
+/// Returns `peermemctl verify --process KIND`, which ends with this process: `words` come first.
+pub fn command(words: &[&OsStr], kind: &str) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("find this program")?);
+    command.args(words).args(["verify", "--process", kind]).env(PARENT, std::process::id().to_string());
+    Ok(command)
+}
+
+/// Lets this process be killed when its parent ends, however that ends: it may wait for a NIC, or
+/// register for minutes, and would go on with nobody who reads what it prints. Parent is the thread that
+/// started it: each waits for its processes. An error: the parent has ended already.
+pub fn end_with_parent() -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("ask to be ended with the parent")?;
+    // The kernel tells of no parent that ended before it was asked.
+    let parent = std::env::var(PARENT).ok().and_then(|pid| pid.parse().ok());
+    let is_there = parent.is_none_or(|parent: i32| Pid::as_raw(getppid()) == parent);
+    ensure!(is_there, "the process that started this one has ended");
+    Ok(())
+}
 
 /// What a process did.
 #[derive(Default, Clone, Copy)]
@@ -63,8 +87,8 @@ pub struct Child {
 
 impl Child {
     pub fn start(kind: &str, setting: &Setting, seed: u64) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe().context("find this program")?);
-        command.args(["verify", "--process", kind, "--seed", &seed.to_string()]);
+        let mut command = command(&[], kind)?;
+        command.args(["--seed", &seed.to_string()]);
         command.args(["--gpu", &setting.place.gpu, "--nic", &setting.place.nic]);
         // Kernels before 5.12 copy pinned pages of the host at fork without it.
         command.env("RDMAV_FORK_SAFE", "1").stdin(Stdio::piped()).stdout(Stdio::piped());

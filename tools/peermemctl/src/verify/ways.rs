@@ -3,6 +3,7 @@
 //! the NIC, and compared; nothing of the machine is changed, and nothing needs root.
 
 use super::checks::how_pinned;
+use super::process;
 use super::rig::{same, GPU_PAGE, KIB, MIB};
 use super::watchdog::Watchdog;
 use crate::answer::{Verify, VerifyPair, VerifyWay, NOT_TRIED};
@@ -23,7 +24,7 @@ use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -517,8 +518,8 @@ fn preloaded(
     pairs: &mut [VerifyPair],
     until: Instant,
 ) -> Result<()> {
-    let mut command = Command::new(std::env::current_exe().context("find this program")?);
-    command.arg("--root").arg(machine.root.path()).args(["verify", "--process", PRELOAD, "--gpu", &gpu.address]);
+    let mut command = process::command(&["--root".as_ref(), machine.root.path().as_os_str()], PRELOAD)?;
+    command.args(["--gpu", &gpu.address]);
     if plan.depth == Depth::Quick {
         command.arg("--quick");
     }
