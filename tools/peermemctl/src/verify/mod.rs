@@ -253,8 +253,8 @@ fn each_way(
 }
 
 fn plan<'a>(wanted: &'a Wanted, begun: Instant, seed: u64) -> ways::Plan<'a> {
-    // Beside what a NIC that hangs takes.
-    let (depth, seconds) = if wanted.quick { (Depth::Quick, 7) } else { (Depth::Normal, 50) };
+    // Beside what a NIC that hangs takes, and the report, which takes seconds on a machine that is busy.
+    let (depth, seconds) = if wanted.quick { (Depth::Quick, 7) } else { (Depth::Normal, 45) };
     ways::Plan { words: wanted.ways, depth, until: begun + Duration::from_secs(seconds), seed }
 }
 
