@@ -125,7 +125,11 @@ pub fn of_matrix(matrix: &Matrix) -> String {
             let said: Vec<String> = pair
                 .ways
                 .iter()
-                .map(|way| format!("{}: {} {}", way.way.text(), way.level.text(), way.message.as_deref().unwrap_or("")))
+                .map(|way| {
+                    let spread = way.spread.map_or(String::new(), |spread| format!(", spread {:.0} %", spread * 100.0));
+                    let said = way.message.as_deref().unwrap_or("");
+                    format!("{}: {}{spread} {said}", way.way.text(), way.level.text())
+                })
                 .collect();
             let shape = Rectangle::new()
                 .set("x", LEFT + column * CELL.0)

@@ -430,6 +430,11 @@ fn the_matrix_measures_and_marks_what_is_slow() {
     let way = &found["pairs"][0]["ways"][1];
     assert!(code == 0 && found["measured"] == true && way["to_gpu"].as_f64() > Some(1e8), "{found:#}");
     assert_eq!(found["message_bytes"], 1 << 20);
+    // Of rounds that take turns between 70 and 140 ms no figure says much.
+    let uneven = Rig::new("one-pair").with("STAND_IN_SLOW", 70000).with("STAND_IN_UNEVEN", 1);
+    let (found, _) = uneven.run("matrix --gpu 0");
+    let spread = found["pairs"][0]["ways"][1]["spread"].as_f64();
+    assert!(spread > Some(0.4), "{found:#}");
     let (found, code) = Rig::new("one-pair").with("STAND_IN_SLOW", 20000).run("matrix");
     assert!(code == 1 && found["pairs"][0]["ways"][1]["message"].to_string().contains("slow: "), "{found:#}");
 }

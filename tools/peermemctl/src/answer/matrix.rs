@@ -10,7 +10,7 @@ use serde::Serialize;
 /// What each GPU and each NIC can do together.
 #[derive(Serialize, JsonSchema)]
 pub struct Matrix {
-    /// Bytes of one RDMA write; each figure is the median of several rounds.
+    /// Bytes of one RDMA write; each figure is the median of several rounds, whose `spread` is beside it.
     pub message_bytes: u64,
     /// Whether it was measured; of a recorded machine it is what doctor expects.
     pub measured: bool,

@@ -67,6 +67,9 @@ pub struct VerifyWay {
     /// Bytes per second, in RDMA writes of 1 MiB; `null` if it was not measured.
     pub to_gpu: Option<f64>,
     pub from_gpu: Option<f64>,
+    /// How far the rounds of these two lie apart: of the direction where it is more, the fastest less the
+    /// slowest, as a part of the median; `null` if each was measured once.
+    pub spread: Option<f64>,
     /// What the slowest link between the two carries, or the NIC itself if that is less.
     pub limit: Option<f64>,
     /// Which that is.
@@ -88,6 +91,7 @@ impl VerifyWay {
             operations: Vec::new(),
             to_gpu: None,
             from_gpu: None,
+            spread: None,
             limit: None,
             limit_by: None,
             details: Vec::new(),
@@ -102,6 +106,11 @@ impl VerifyWay {
     /// Returns the slower of both directions.
     pub fn slower(&self) -> Option<f64> {
         Some(self.to_gpu?.min(self.from_gpu?))
+    }
+
+    /// Returns whether the figures may be others next time, because the rounds lie far apart.
+    pub fn is_uneven(&self) -> bool {
+        self.spread.is_some_and(|spread| spread > UNEVEN)
     }
 
     /// Returns whether bytes get through.
@@ -204,6 +213,9 @@ pub fn of_pairs(pairs: &[VerifyPair]) -> Option<Outcome> {
         _ => Outcome::Usable,
     })
 }
+
+/// A figure whose rounds lie further apart than this part of it is not called repeatable.
+pub const UNEVEN: f64 = 0.1;
 
 /// How the message of a way begins that was not tried.
 pub const NOT_TRIED: &str = "not tried";

@@ -10,6 +10,7 @@ use anstyle::Style;
 
 /// The marks behind a figure, with what they mean.
 const SLOW: (char, &str) = ('<', "below half of what the link between the two can do");
+const UNEVEN: (char, &str) = ('~', "its rounds differ by more than 10 %: measure again when the machine is idle");
 const WRONG: (char, &str) = ('!', "a way registers, and then does not work");
 
 /// Letters for ways, as the cells have them.
@@ -46,6 +47,9 @@ pub(crate) fn cell(pair: &VerifyPair) -> String {
     if best(pair).is_some_and(|way| way.level == Level::Warn && way.slower() < way.limit.map(|limit| limit / 2.0)) {
         said.push(SLOW.0);
     }
+    if best(pair).is_some_and(VerifyWay::is_uneven) {
+        said.push(UNEVEN.0);
+    }
     if pair.ways.iter().any(VerifyWay::deceives) {
         said.push(WRONG.0);
     }
@@ -79,7 +83,7 @@ pub(super) fn print(page: &mut Page, matrix: &Matrix) {
         page.wrapped(&format!("{:<6} ", letter(way)), way.text(), plain);
     }
     let cells: String = matrix.pairs.iter().map(cell).collect();
-    let marks = [SLOW, WRONG, ('?', "not tried; doctor expects that it works")];
+    let marks = [SLOW, UNEVEN, WRONG, ('?', "not tried; doctor expects that it works")];
     for (mark, words) in marks.into_iter().filter(|(mark, _)| cells.contains(*mark)) {
         page.wrapped(&format!("{mark:<6} "), words, super::style(Level::Warn));
     }
@@ -136,6 +140,7 @@ mod tests {
             level,
             register_us: Some(1.0),
             to_gpu: Some(rate),
+            spread: Some(0.09),
             from_gpu: Some(rate + 1e9),
             limit: Some(5e10),
             ..VerifyWay::of(way)
@@ -159,6 +164,7 @@ mod tests {
         };
         let ways = |gpu: usize, nic: usize| match (gpu, nic) {
             (0, 0) => vec![way(Way::DmaBuf, Level::Warn, 2e9)],
+            (1, 0) => vec![VerifyWay { spread: Some(0.12), ..way(Way::DmaBuf, Level::Ok, 3e10) }],
             (0, 1) => vec![way(Way::DmaBuf, Level::Ok, 4e10), way(Way::PeerMemory, Level::Fail, 0.0)],
             _ => vec![way(Way::DmaBuf, Level::Ok, 4e10), way(Way::PeerMemory, Level::Ok, 4.5e10)],
         };
@@ -172,9 +178,17 @@ mod tests {
             pairs: pairs.map(|(gpu, nic)| pair(gpu, nic, ways(gpu, nic))).collect(),
         };
         let text = fits(&Answer::Matrix(matrix));
-        for words in ["PIX d2.0<", "PIX d40.0!", "PIX p45.0", "mlx5_1, dma-buf", "matrix: NOT USABLE"] {
+        for words in [
+            "PIX d2.0<",
+            "PIX d40.0!",
+            "PIX d30.0~",
+            "~      its rounds differ by more than 10 %",
+            "PIX p45.0",
+            "mlx5_1, dma-buf",
+            "matrix: NOT USABLE",
+        ] {
             assert!(text.contains(words), "no {words} in {text}");
         }
-        assert_eq!(text.matches("PIX p45.0").count(), 126, "{text}");
+        assert_eq!(text.matches("PIX p45.0").count(), 125, "{text}");
     }
 }

@@ -428,10 +428,8 @@ impl Target<'_> {
                 false => link.rate(from, to, MOVED as u64, PIECE, span),
             }
         };
-        let rate = |from, to| -> Result<f64> {
-            let mut rates = (0..rounds).map(|_| one(from, to)).collect::<Result<Vec<f64>>>()?;
-            rates.sort_by(f64::total_cmp);
-            rates.get(rates.len() / 2).copied().context("no rate")
+        let rate = |from, to| -> Result<(f64, Option<f64>)> {
+            middle((0..rounds).map(|_| one(from, to)).collect::<Result<_>>()?).context("no rate")
         };
         let memory_at = (&theirs, memory.address());
         let link_limit = speed::limit(self.machine, self.gpu, self.nic);
@@ -440,11 +438,13 @@ impl Target<'_> {
         for _ in 0..TRIES {
             let by_host = match known.take() {
                 Some(known) => known,
-                None => rate((&ours, at), (&ours, at + MOVED as u64)).context("between two places of host memory")?,
+                None => rate((&ours, at), (&ours, at + MOVED as u64)).context("between two places of host memory")?.0,
             };
             learned.host.insert(self.nic.name.clone(), by_host);
-            found.to_gpu = Some(rate((&ours, at), memory_at).context("to the GPU")?);
-            found.from_gpu = Some(rate(memory_at, (&ours, at)).context("from the GPU")?);
+            let (to_gpu, to_spread) = rate((&ours, at), memory_at).context("to the GPU")?;
+            let (from_gpu, from_spread) = rate(memory_at, (&ours, at)).context("from the GPU")?;
+            (found.to_gpu, found.from_gpu) = (Some(to_gpu), Some(from_gpu));
+            found.spread = to_spread.zip(from_spread).map(|(to, from)| to.max(from));
             let (limit, by) = link_limit
                 .clone()
                 .filter(|(limit, _)| *limit < by_host)
@@ -467,6 +467,15 @@ impl Target<'_> {
             found.message = Some(found.message.take().map_or(said.clone(), |other| format!("{other}; {said}")));
         }
     }
+}
+
+/// Returns the median of rounds, and how far they lie apart as a part of it; `None` for the latter where
+/// there is one round only.
+fn middle(mut rates: Vec<f64>) -> Option<(f64, Option<f64>)> {
+    rates.sort_by(f64::total_cmp);
+    let median = rates.get(rates.len() / 2).copied()?;
+    let (least, most) = (rates.first()?, rates.last()?);
+    Some((median, (rates.len() > 1).then(|| (most - least) / median)))
 }
 
 /// Where registrations begin, and how long they are.
@@ -568,4 +577,16 @@ pub fn preload_process(root: &Root, plan: &Plan, gpu: &str) -> Result<u8> {
         println!("{}", serde_json::to_string(&line)?);
     }
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_have_a_median_and_a_spread() {
+        assert_eq!(middle(vec![10.0, 12.0, 9.0, 11.0, 10.0]), Some((10.0, Some(0.3))));
+        assert_eq!(middle(vec![5.0]), Some((5.0, None)));
+        assert_eq!(middle(Vec::new()), None);
+    }
 }

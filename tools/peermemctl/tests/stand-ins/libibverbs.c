@@ -4,6 +4,7 @@
  * STAND_IN_PLAIN, STAND_IN_DMA_BUF: the errno of registering GPU memory by this way.
  * STAND_IN_LOSE=plain|dma-buf: the NIC writes nothing to GPU memory of this way, and says that it did.
  * STAND_IN_SHIFT: it writes a byte too far. STAND_IN_SLOW: microseconds of each request with GPU memory.
+ * STAND_IN_UNEVEN: every other of these takes twice as long.
  * STAND_IN_HANG: no request ends. STAND_IN_STUCK: registering GPU memory never returns.
  * STAND_IN_NO_RC: it makes no reliable connections, as an EFA.
  * STAND_IN_LOCKED: the bytes of host memory of which more cannot be registered (ENOMEM).
@@ -136,7 +137,9 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 		return 0;
 	}
 	if (slow && (near->gpu || far->gpu)) {
-		struct timespec span = { .tv_nsec = atol(slow) * 1000 };
+		static unsigned int requests;
+		long times = is_set("STAND_IN_UNEVEN") && requests++ % 2 ? 2 : 1;
+		struct timespec span = { .tv_nsec = atol(slow) * 1000 * times };
 
 		nanosleep(&span, NULL);
 	}
