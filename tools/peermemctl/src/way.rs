@@ -195,9 +195,6 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     if gpu.driver.is_none() && machine.driver.is_some() {
         return Judged::No(format!("GPU {} has no driver", gpu.address));
     }
-    if let Some((_, true)) = hardware::not_started(machine, gpu) {
-        return Judged::No(format!("nvidia.ko could not initialise GPU {}", gpu.address));
-    }
     let nic_at = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software);
     if nic_at.is_some_and(|nic| hardware::is_gone(machine, nic)) {
         return Judged::No(format!("{} has fallen off the bus", nic.name));

@@ -166,14 +166,13 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             (Check::fail_unless(!in_vain, ID, format!("{name} {why}"), cure), format!("({model}): each {why}"))
         }
         (_, Some("nvidia")) if not_started(machine, gpu).is_some() => {
-            let (line, is_sure) = not_started(machine, gpu).unwrap_or_default();
-            let check = Check::fail_unless(
-                !is_sure || machine.gpus().len() > 1,
+            let check = Check::warn(
                 ID,
                 format!("{name} could not be initialised by nvidia.ko: no CUDA program sees it"),
                 "dmesg | grep NVRM names the reason (firmware of another version, power, a fault of the board); then reset the GPU (nvidia-smi -r) or reboot",
             );
-            (check.seen(line), "could not be initialised by nvidia.ko".to_owned())
+            let seen = not_started(machine, gpu).unwrap_or_default();
+            (check.seen(seen), "could not be initialised by nvidia.ko".to_owned())
         }
         (_, Some("nvidia")) => {
             (Check::ok(ID, format!("{name} belongs to nvidia.ko")), format!("({model}) belong to nvidia.ko"))
@@ -247,21 +246,19 @@ fn no_driver(machine: &Machine, gpu: &Device) -> (String, String) {
     }
 }
 
-/// Returns the evidence that nvidia.ko has a GPU and could not start it, and whether nvidia-smi says so, too.
-pub fn not_started(machine: &Machine, gpu: &Device) -> Option<(String, bool)> {
+/// Returns the evidence that nvidia.ko has a GPU and could not start it. That may be over, so it is a warning.
+fn not_started(machine: &Machine, gpu: &Device) -> Option<String> {
     let smi = machine.smi.as_ref().ok();
-    if smi.is_some_and(|smi| smi.contains_key(&gpu.address)) {
+    let has_started = machine.registrations.iter().flatten().any(|row| row.gpu.as_deref() == Some(&gpu.address));
+    if has_started || smi.is_some_and(|smi| smi.contains_key(&gpu.address)) {
         return None;
     }
     // A container is shown those GPUs that it was given.
-    let is_whole = machine.setting.container.is_none();
-    if smi.is_some_and(|smi| smi.is_empty()) && is_whole {
-        return Some(("nvidia-smi -q names no GPU".to_owned(), true));
+    if smi.is_some_and(|smi| smi.is_empty()) && machine.setting.container.is_none() {
+        return Some("nvidia-smi -q names no GPU".to_owned());
     }
-    let has_started = machine.registrations.iter().flatten().any(|row| row.gpu.as_deref() == Some(&gpu.address));
     let failed = |line: &&String| line.contains("RmInitAdapter failed") && line.contains(&gpu.address);
-    let line = machine.log.iter().flatten().rfind(failed).filter(|_| !has_started)?;
-    Some((format!("kernel log: {line}"), smi.is_some() && is_whole))
+    machine.log.iter().flatten().rfind(failed).map(|line| format!("kernel log: {line}"))
 }
 
 /// Returns whether a device answers nothing: then each byte of its configuration space is ones.
