@@ -70,6 +70,7 @@ pub const ALL: &[Transition] = &[
     long("interrupted_at_each_step", interrupted_at_each_step),
     quick("a_release_that_begins_another", a_release_that_begins_another),
     quick("key_not_enrolled", key_not_enrolled),
+    quick("another_file_is_taken", another_file_is_taken),
     quick("openibd_hook", openibd_hook),
     quick("each_kernel_by_itself", each_kernel_by_itself),
     quick("uninstalled_by_the_admin", uninstalled_by_the_admin),
@@ -671,6 +672,52 @@ fn key_not_enrolled(test: &mut Test) -> Result<()> {
     one_line(&text, &["nvidia-peermem-rust: ", "is not signed", "dkms build --force"])?;
     ensure!(!text.contains("mokutil"), "there is no key to be enrolled:\n{text}");
     Ok(())
+}
+
+/// An `override` in depmod.d comes before our folder. One line names the file that modprobe takes, and
+/// what to do: after a build, where nothing is built, and only as long as it is so.
+fn another_file_is_taken(test: &mut Test) -> Result<()> {
+    let (kernel, version) = (test.kernel()?, test.version());
+    test.machine.must(QUICK_MAKE)?;
+    let (refresh, mut built) = ("dpkg-trigger --no-await /usr/src; dpkg --configure --pending", false);
+    for (folder, conf, file, cure) in [
+        (
+            "updates/nvidia-peermem-rust",
+            "override nvidia-peermem * updates/nvidia-peermem-rust",
+            "nvidia-peermem-rust.conf",
+            format!("make uninstall KDIR=/lib/modules/{kernel}/build"),
+        ),
+        (
+            "weak-updates/nvidia",
+            "override nvidia-peermem * weak-updates/nvidia",
+            "kmod-nvidia.conf",
+            "remove the line \"override nvidia-peermem * weak-updates/nvidia\" of /etc/depmod.d/kmod-nvidia.conf, then depmod"
+                .to_string(),
+        ),
+        ("kernel/lib", "search built-in", "00-first.conf", "look for the lines that say so in depmod.d(5)".to_string()),
+    ] {
+        let taken = format!("/lib/modules/{kernel}/{folder}/nvidia-peermem.ko");
+        test.machine.must(&format!(
+            "mkdir -p /lib/modules/{kernel}/{folder} /etc/depmod.d; cp /srv/nvidia-peermem-rust.ko {taken}
+            echo '{conf}' >/etc/depmod.d/{file}; depmod {kernel}"
+        ))?;
+        let words = ["nvidia-peermem-rust: modprobe on kernel ", &taken, &cure];
+        one_line(&test.transaction(refresh)?, &words)?;
+        if !built {
+            built = true;
+            let text = test.transaction(&another_ofed(&kernel, 1))?;
+            one_line(&text, &words)?;
+            let new = text.lines().find(|line| line.contains("has a new module")).context("nothing was built")?;
+            ensure!(!new.contains("it is loaded"), "that is not what is loaded: {new}");
+        }
+        test.row(&kernel, &format!("`{conf}` of others"), &format!("`{folder}/nvidia-peermem.ko`, and a line says so"))?;
+        test.machine.must(&format!(
+            "rm -r /lib/modules/{kernel}/{folder}/nvidia-peermem.ko /etc/depmod.d/{file}; depmod {kernel}"
+        ))?;
+        let text = test.transaction(refresh)?;
+        ensure!(!text.contains("nvidia-peermem-rust: "), "nothing is wrong any more:\n{text}");
+    }
+    test.expect("removal of those lines", &kernel, &Resolved::Ours { version, fits: false })
 }
 
 /// openibd's hook is installed with our package if OFED is there, or with OFED if our package is.
