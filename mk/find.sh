@@ -40,9 +40,15 @@ inside() ( # ROOT PATH
 module_file() { # ROOT KERNEL MODULE
 	file=$(modinfo ${1:+-b "$1"} -k "$2" -n "$3" 2>/dev/null) && inside "$1" "${file#"$1"}"
 }
-# Prints the last part of a path that looks like a kernel's release.
+# Prints the last part of a path that looks like a kernel's release. Azure Linux and WSL have four
+# numbers before the rest; without a rest, four numbers are a version of OFED.
 release_in() { # PATH
-	echo "$1" | tr / '\n' | grep -E '^[1-9]\.[0-9]+\.[0-9]+([-+_~].*|\.[^0-9].*)?$' | tail -n 1
+	echo "$1" | tr / '\n' | grep -E '^[1-9]\.[0-9]+\.[0-9]+([-+_~].*|\.[0-9]+[-+_~].*|\.[^0-9].*)?$' | tail -n 1
+}
+# Prints the kernel that a folder of OFED says it was configured for.
+configured_for() { # FOLDER
+	sh "$find_here/kernel-release.sh" "$1" 2>/dev/null ||
+		sed -n 's/^KVERSION[[:space:]]*:*=[[:space:]]*\([^[:space:]]*\).*/\1/p' "$1/configure.mk.kernel" 2>/dev/null | tail -n 1
 }
 # Prints the kernel that a module's file was built for: the one in whose folder it lies, or else the
 # one that is asked.
@@ -72,7 +78,7 @@ core_folders() { # ROOT ARCH KERNEL
 			folder=$(inside "$1" "${dir#"$1"}/$part") || continue
 			# `default` is of the last kernel that OFED was built for.
 			theirs=$(release_in "${folder#"$1"}")
-			[ -n "$theirs" ] || theirs=$(sh "$find_here/kernel-release.sh" "$folder" 2>/dev/null || true)
+			[ -n "$theirs" ] || theirs=$(configured_for "$folder" || true)
 			if [ "${theirs:-$of}" = "$of" ]; then
 				echo "$folder"
 			else

@@ -112,6 +112,11 @@ fn a_default_of_another_kernel_is_not_used_in_any_shape() {
             &format!("#define UTS_RELEASE \"{FORMER}\"\n"),
         );
     });
+    // What OFED was configured with says so.
+    default_is_left_out(|root| {
+        root.symvers("usr/src/ofa_kernel/default");
+        root.write("usr/src/ofa_kernel/default/configure.mk.kernel", &format!("KSRC=/nowhere\nKVERSION={FORMER}\n"));
+    });
     // A folder has this kernel's name, but leads elsewhere.
     let root = Root::new();
     root.symvers(&format!("usr/src/ofa_kernel/x86_64/{FORMER}"));
@@ -119,11 +124,28 @@ fn a_default_of_another_kernel_is_not_used_in_any_shape() {
     assert!(root.core().0.is_empty(), "{:?}", root.core());
 }
 
+/// Azure Linux and WSL name their kernels by four numbers before the rest.
+#[test]
+fn a_kernel_with_four_numbers_is_one() {
+    for other in ["6.6.57.1-1.azl3", "6.18.38.1-2.azl3", "5.15.153.1-microsoft-standard-WSL2"] {
+        let root = Root::new();
+        root.symvers(&format!("usr/src/ofa_kernel/x86_64/{other}"));
+        root.link(&format!("x86_64/{other}"), "usr/src/ofa_kernel/default");
+        let (folders, notes) = root.core();
+        assert!(folders.is_empty(), "{folders:?}");
+        assert!(notes.contains(&format!("default is of another kernel, {other}, and not used")), "{notes}");
+        let own = root.call(&format!("core_folders x86_64 {other}")).0;
+        assert!(own.contains(&format!("/usr/src/ofa_kernel/x86_64/{other}")), "{own:?}");
+    }
+}
+
 #[test]
 fn a_default_that_says_no_kernel_is_used() {
     for folder in ["usr/src/ofa_kernel/default", "usr/src/ofa_kernel-24.10.0.7.0"] {
         let root = Root::new();
         root.symvers(folder);
+        // As its source has it, where nobody has configured it.
+        root.write(&format!("{folder}/configure.mk.kernel"), "KVERSION=\n");
         if !folder.ends_with("default") {
             root.link(&format!("/{folder}"), "usr/src/ofa_kernel/default");
         }
