@@ -40,7 +40,11 @@ fn the_nodes_own_core() {
     let mut node = Node::new();
     node.driver();
     node.start(&[("USE_HOST_MOFED", "true")]);
+    // Also where there is no list.
+    node.remove("proc/modules");
     node.says("waiting for the RDMA core (mlx5_core on the node)");
+    node.wait("more looks", || count(&node.log(), "look") > 6);
+    assert!(!node.said().contains("grep"), "{}", node.said());
     node.write("proc/modules", "mlx5_core 1 0 - Live 0x0\n");
     node.wait("the module", || node.loaded());
 }
@@ -159,6 +163,41 @@ fn a_module_that_does_not_load() {
     assert_eq!(node.said().lines().count(), 1, "{}", node.said());
     node.remove("does-not-load");
     node.wait("the module", || node.loaded());
+}
+
+/// NVIDIA's module has served until now, and ours does not load: the node has none, and the log says so.
+#[test]
+fn a_module_that_does_not_load_in_place_of_another() {
+    let mut node = Node::with_both();
+    node.write("sys/module/nvidia_peermem/refcnt", "0");
+    node.write("does-not-load", "");
+    node.start(&[]);
+    node.says("no reason at all; the kernel's log may say more (dmesg); NVIDIA's module had to go for it");
+    node.wait("another try", || count(&node.log(), "insmod") > 1);
+    assert_eq!(count(&node.said(), "not loaded"), 1, "{}", node.said());
+    node.remove("does-not-load");
+    node.says("loaded: version 1.0");
+    // Of ours its version is known.
+    node.write("does-not-load", "");
+    node.write("src/VERSION", "2.0\n");
+    node.says("; the module that was loaded as version 1.0 had to go for it");
+}
+
+/// What is to be loaded cannot be noted, as on a full /run: what is loaded stays, and serves.
+#[test]
+fn a_run_folder_that_takes_nothing() {
+    let mut node = Node::with_both();
+    node.write("sys/module/nvidia_peermem/refcnt", "0");
+    let note = node.path("run/nvidia/nvidia-peermem.loaded.new");
+    fs::create_dir(&note).expect("folder");
+    node.start(&[]);
+    node.says("not loaded, and NVIDIA's module stays: ");
+    node.says("nvidia-peermem.loaded cannot be written: ");
+    node.wait("more looks", || count(&node.log(), "look") > 6);
+    assert!(node.loaded() && count(&node.log(), "rmmod") == 0, "{}", node.log());
+    assert_eq!(node.said().lines().count(), 1, "{}", node.said());
+    fs::remove_dir(&note).expect("folder");
+    node.says("loaded: version 1.0");
 }
 
 /// An admin who fixes the parameters does not wait for the next of the rare tries.

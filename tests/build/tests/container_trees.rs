@@ -304,3 +304,21 @@ fn the_manifest() {
         assert!(text.contains(words), "no {words}");
     }
 }
+
+/// The version of one driver begins with that of another, whose folder is not used.
+#[test]
+fn a_driver_whose_version_begins_anothers() {
+    let mut node = Node::with_both();
+    node.write("sys/module/nvidia/version", "580.9\n");
+    node.start(&[]);
+    node.says("no symbol versions of the GPU driver 580.9 ");
+    node.wait("the module", || node.loaded());
+    assert!(!node.log().contains("nvidia-580.95"), "{}", node.log());
+    node.stop();
+    let mut node = Node::with_both();
+    node.write("sys/module/nvidia/version", "580.9\n");
+    node.write("run/nvidia/driver/usr/src/nvidia-580.9/kernel-open/Module.symvers", "");
+    node.start(&[]);
+    node.wait("the module", || node.loaded());
+    assert!(node.log().contains("/nvidia-580.9/kernel-open"), "{}", node.log());
+}
