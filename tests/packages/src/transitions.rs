@@ -73,6 +73,7 @@ pub const ALL: &[Transition] = &[
     quick("another_file_is_taken", another_file_is_taken),
     quick("openibd_hook", openibd_hook),
     quick("each_kernel_by_itself", each_kernel_by_itself),
+    quick("a_kernel_that_fails_beside_others", a_kernel_that_fails_beside_others),
     quick("uninstalled_by_the_admin", uninstalled_by_the_admin),
     quick("kernel_removed_by_rpm", kernel_removed_by_rpm),
     quick("one_refresh_at_a_time", one_refresh_at_a_time),
@@ -755,6 +756,48 @@ fn each_kernel_by_itself(test: &mut Test) -> Result<()> {
     ))?;
     one_line(&text, &["nvidia-peermem-rust: building for kernel", &kernel])?;
     says_why(&text, "of the test")
+}
+
+/// What fails for the first kernel keeps nobody from looking at the others, also where it cannot be
+/// remembered. A kernel that has never had a module is not said to keep one.
+fn a_kernel_that_fails_beside_others(test: &mut Test) -> Result<()> {
+    let (kernel, version) = (test.kernel()?, test.version());
+    let text = test.machine.must(
+        "mkdir -p /lib/modules/5.0.0-a/kernel /lib/modules/5.0.0-a/build/include/config
+        touch /lib/modules/5.0.0-a/build/Module.symvers /lib/modules/5.0.0-a/build/include/config/auto.conf; cp -R /lib/modules/5.0.0-a /lib/modules/9.0.0-b
+        printf '#!/bin/sh\necho error: of the test; exit 1\n' >/usr/local/bin/make; chmod +x /usr/local/bin/make
+        cat /dev/zero >/run/fill 2>/dev/null || true
+        /usr/lib/nvidia-peermem-rust/upkeep refresh 2>&1",
+    )?;
+    for kernel in ["5.0.0-a", "9.0.0-b"] {
+        one_line(&text, &[&format!("nvidia-peermem-rust: not built for kernel {kernel}: error: of the test")])?;
+    }
+    one_line(&text, &[&format!("nvidia-peermem-rust: kernel {kernel} keeps its module: error: of the test")])?;
+    ensure!(text.lines().count() == 3, "more than a line for each kernel:\n{text}");
+    // DKMS builds, and cannot install.
+    let text = test.machine.must(
+        r#"cat >/usr/local/bin/make <<'END'
+#!/bin/sh
+for word; do case $word in OUT=*) out=${word#OUT=} ;; KDIR=*) kdir=${word#KDIR=} ;; esac; done
+mkdir -p "$out"; printf 'PREFLIGHT_KDIR=%s\nPREFLIGHT_SYMVERS=\nPREFLIGHT_NV_P2P=\nPREFLIGHT_PEER_MEM=\n' "$kdir" >"$out/preflight.env"
+END
+        printf '#!/bin/sh\ncase $1 in status) exec /usr/sbin/dkms "$@" ;; install) echo "error: of the test"; exit 1 ;; esac\n' >/usr/local/sbin/dkms
+        chmod +x /usr/local/sbin/dkms; /usr/lib/nvidia-peermem-rust/upkeep refresh 2>&1; rm /usr/local/sbin/dkms"#,
+    )?;
+    for kernel in ["5.0.0-a", "9.0.0-b"] {
+        one_line(&text, &[&format!("nvidia-peermem-rust: kernel {kernel} has no module: error: of the test")])?;
+    }
+    test.expect("builds that fail for other kernels", &kernel, &Resolved::Ours { version, fits: true })?;
+    // At an rpm's removal depmod fails for one kernel.
+    let text = test.machine.must(
+        "mkdir /usr/lib/nvidia-peermem-rust/5.0.0-a; touch /usr/lib/nvidia-peermem-rust/5.0.0-a/nvidia-peermem.ko /lib/modules/5.0.0-a/modules.dep
+        printf '#!/bin/sh\n[ $1 != 5.0.0-a ] || exit 1\nexec /usr/sbin/depmod \"$@\"\n' >/usr/local/sbin/depmod; chmod +x /usr/local/sbin/depmod
+        /usr/lib/nvidia-peermem-rust/upkeep drop 2>&1",
+    )?;
+    one_line(&text, &["nvidia-peermem-rust: modprobe on kernel 5.0.0-a takes what it took before: "])?;
+    let got = test.machine.resolved(&kernel)?;
+    ensure!(matches!(got, Resolved::Nvidia(_)), "depmod was not called for {kernel}: {got}");
+    Ok(())
 }
 
 /// A module that an admin uninstalls for one kernel stays away, until he installs it again.
