@@ -45,6 +45,7 @@ const fn long(name: &'static str, run: fn(&mut Test) -> Result<()>) -> Transitio
 pub const ALL: &[Transition] = &[
     quick("lint", lint),
     quick("units", units),
+    quick("alerts", alerts),
     quick(INSTALLED, installed),
     quick("nvidia_same_interface", nvidia_same_interface),
     long("nvidia_up_and_down", nvidia_up_and_down),
@@ -178,6 +179,18 @@ fn units(test: &mut Test) -> Result<()> {
         "systemd-analyze verify --man=no /usr/lib/systemd/system/nvidia-peermem-rust.service /srv/source/packaging/monitoring/*.service /srv/source/packaging/monitoring/*.timer",
     )?;
     ensure!(said.is_empty(), "{said}");
+    Ok(())
+}
+
+/// promtool finds each alert firing where it should, and only there; each has a test.
+fn alerts(test: &mut Test) -> Result<()> {
+    test.machine.must("cd /srv/source/tests/packages/alerts; promtool test rules hours.yml week.yml")?;
+    let rules = include_str!("../../../packaging/monitoring/alerts.yml");
+    let tests = [include_str!("../alerts/hours.yml"), include_str!("../alerts/week.yml")].concat();
+    for name in rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
+        let fires = format!("{{labels: 'ALERTS{{alertname=\"{name}\",");
+        ensure!(tests.contains(&fires), "no test has {name} fire");
+    }
     Ok(())
 }
 

@@ -11,9 +11,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What Prometheus itself adds to each series, and what node_exporter tells of its text files.
+/// What Prometheus itself adds to each series; and the series of node_exporter's text files, and of the
+/// scrape.
 const ADDED: [&str; 1] = ["instance"];
-const FOREIGN: [&str; 2] = ["node_textfile_mtime_seconds", "node_textfile_scrape_error"];
+const FOREIGN: [&str; 3] = ["node_textfile_mtime_seconds", "node_textfile_scrape_error", "up"];
 
 fn metrics(tree: &str) -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/trees/{tree}.tree"));
