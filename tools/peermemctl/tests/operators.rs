@@ -99,7 +99,16 @@ fn nvsentinel_watches_the_condition_that_is_set() {
     };
     let version = env!("CARGO_MANIFEST_DIR").to_owned() + "/../../VERSION";
     let version = fs::read_to_string(version).unwrap();
-    assert!(container["image"].as_str().unwrap().ends_with(&format!(":{}", version.trim())), "{container:#}");
+    // preflight's chart reads both, and puts its own version where there is no tag.
+    assert_eq!(keys(&container["image"]), "repository tag", "{container:#}");
+    assert_eq!(container["image"]["tag"], version.trim(), "{container:#}");
+    assert!(container["image"]["repository"].as_str().is_some_and(|name| !name.contains(':')), "{container:#}");
+    // Helm replaces lists: who takes the file as it is loses NVIDIA's entries, and has to be told.
+    let head = fs::read_to_string(packaging("operators/nvsentinel/values.yaml")).unwrap();
+    let head = head.split("\nglobal:").next().unwrap();
+    for name in ["helm show values", "node-not-ready", "preflight-dcgm-diag", "preflight-nccl-allreduce"] {
+        assert!(head.contains(name), "{name}");
+    }
 }
 
 /// What preflight runs keeps a pod from starting where a way does not work, and only there.
