@@ -175,6 +175,9 @@ fn slurm_drains_a_node_only_where_it_is_not_usable() {
     }
     assert!(log().contains("prolog_slurmd, job 4711: GPUDirect RDMA: no"), "{}", log());
     assert!(call("public-geforce", ""), "a job without GPUs");
+    // A node without the program is told in the log, and drained by nobody.
+    fs::remove_file(programs.path().join("peermemctl")).unwrap();
+    assert!(call("public-geforce", "0") && log().contains("peermemctl: not found"), "{}", log());
 }
 
 /// A JSON value as the templates know it.
@@ -225,6 +228,28 @@ fn rendered(name: &str, change: impl Fn(&mut Value)) -> Vec<Value> {
     yaml(&engine.render(&gtmpl::Context::from(context)).unwrap())
 }
 
+/// The schema has helm refuse a value that the chart does not know: it has each that there is, of the same
+/// type, and no other but Helm's own.
+#[test]
+fn the_schema_has_each_value() {
+    fn compare(at: &str, values: &Value, schema: &Value) {
+        let names = ["null", "boolean", "string", "array", "object"];
+        let kind = [values.is_null(), values.is_boolean(), values.is_string(), values.is_array(), values.is_object()];
+        let kind = kind.iter().position(|is| *is).map(|at| names[at]);
+        assert_eq!(schema["type"].as_str(), kind, "{at}");
+        let Some(properties) = schema["properties"].as_object() else { return };
+        assert_eq!(schema["additionalProperties"], false, "{at}");
+        for (key, value) in values.as_object().unwrap() {
+            compare(&format!("{at}.{key}"), value, properties.get(key).unwrap_or_else(|| panic!("{at}.{key}")));
+        }
+        for key in properties.keys().filter(|key| *key != "global") {
+            assert!(values.get(key).is_some(), "{at} has no {key}");
+        }
+    }
+    let chart = |file: &str| read(&format!("helm/nvidia-peermem-rust/{file}")).remove(0);
+    compare("values", &chart("values.yaml"), &chart("values.schema.json"));
+}
+
 /// Rendered without values it is the manifest that is there for kubectl, with each value what it says.
 #[test]
 fn the_chart_is_the_manifest() {
@@ -235,11 +260,13 @@ fn the_chart_is_the_manifest() {
         values["image"] = serde_json::json!({ "repository": "registry/peermem", "tag": "7" });
         values["useHostMofed"] = true.into();
         values["nodeSelector"] = serde_json::json!({});
+        values["imagePullSecrets"] = serde_json::json!([{ "name": "registry" }]);
     });
     let pod = &changed[0]["spec"]["template"]["spec"];
     assert_eq!(pod["containers"][0]["image"], "registry/peermem:7");
     assert_eq!(pod["containers"][0]["env"][0]["value"], "true");
     assert_eq!(pod["nodeSelector"], serde_json::json!({}));
+    assert_eq!(pod["imagePullSecrets"], serde_json::json!([{ "name": "registry" }]));
     let parameters = rendered("parameters", |values| {
         values["parameters"] = serde_json::json!({ "persistent_api_support": 0 });
     });
