@@ -177,7 +177,7 @@ fn slurm_drains_a_node_only_where_it_is_not_usable() {
     assert!(call("public-geforce", ""), "a job without GPUs");
     // A node without the program is told in the log, and drained by nobody.
     fs::remove_file(programs.path().join("peermemctl")).unwrap();
-    assert!(call("public-geforce", "0") && log().contains("peermemctl: not found"), "{}", log());
+    assert!(call("public-geforce", "0") && log().contains("not found"), "{}", log());
 }
 
 /// A JSON value as the templates know it.
