@@ -41,14 +41,21 @@ put_tools() {
 	}
 	for file in "$tools"/*; do
 		name=${file##*/}
-		mkdir -p "$prefix/$(place "$name")"
-		# Nobody can write to a program that runs. A folder comes into the one that is there.
-		cp -R --remove-destination "$file" "$prefix/$(place "$name")/$([ -d "$file" ] || called "$name")"
-		# It names the program where packages put it.
-		[ "$name" != node-problem-detector.json ] ||
-			sed -i "s|/usr/bin/peermemctl|${prefix#"$root"}/bin/peermemctl|" "$prefix/$(place "$name")/$name"
+		to=$prefix/$(place "$name")/$(called "$name")
+		# Beside what is there, which stays whole where the disk is full. A program that runs keeps its file.
+		error=$({ mkdir -p "${to%/*}" && rm -rf "$to.new" && cp -R "$file" "$to.new" && for_here "$to.new"; } 2>&1) &&
+			error=$({ [ ! -d "$to" ] || rm -rf "$to"; } 2>&1 && mv -T "$to.new" "$to" 2>&1) && continue
+		rm -rf "$to.new" 2>/dev/null || true
+		echo "install: $to stays as it was (${error##*: }): once it can be written, make install again" >&2
+		exit 1
 	done
 	echo "install: peermemctl is $prefix/bin/peermemctl"
+}
+# What names the program where packages put it names the one that is installed here.
+for_here() { # FILE
+	case $1 in
+	*/node-problem-detector.json.new) sed -i "s|/usr/bin/peermemctl|${prefix#"$root"}/bin/peermemctl|" "$1" ;;
+	esac
 }
 
 # The kernels that have the module.

@@ -31,8 +31,13 @@ install)
 	}
 	to=$root$prefix lib=$root$libdir
 	mkdir -p "$lib/pkgconfig" "$to/include" "$to/share/man/man7"
-	# Programs that run keep the file that they have.
-	install -m 644 "$out/libgpumr.so.1" "$out/libgpumr-preload.so" "$lib/"
+	# Programs that run keep the file that they have, and so do all where the disk is full.
+	for file in libgpumr.so.1 libgpumr-preload.so; do
+		error=$({ install -m 644 "$out/$file" "$lib/$file.new" && mv "$lib/$file.new" "$lib/$file"; } 2>&1) && continue
+		rm -f "$lib/$file.new"
+		echo "user-install: $lib/$file stays as it was (${error##*: }): once it can be written, make user-install again" >&2
+		exit 1
+	done
 	ln -sf libgpumr.so.1 "$lib/libgpumr.so"
 	install -m 644 "$user/gpumr-c/include/gpumr.h" "$to/include/"
 	install -m 644 "$user/gpumr-preload/libgpumr-preload.so.7" "$to/share/man/man7/"

@@ -162,6 +162,22 @@ fn a_full_disk_leaves_the_former_libraries_and_tools() {
     for file in ["user/libgpumr.so.1", "user/libgpumr-preload.so", "tools/peermemctl"] {
         assert_eq!(fs::read(dir.path().join(file)).expect(file), b"former", "{file}");
     }
+    // The same at an installation.
+    let install = |limit: &str| {
+        let root = dir.path().join("root").display().to_string();
+        let script = format!("{limit} sh mk/user.sh install {user} /usr /usr/lib {root}");
+        run(Command::new("sh").args(["-c", &script]).current_dir(repository()))
+    };
+    let first = install("");
+    assert!(first.ok, "{}", first.text);
+    fs::write(dir.path().join("user/libgpumr.so.1"), [b'x'; 65536]).expect("file");
+    let second = install("ulimit -f 64; trap '' XFSZ;");
+    assert!(
+        !second.ok && second.text.lines().count() == 1 && second.text.contains("stays as it was"),
+        "{}",
+        second.text
+    );
+    assert_eq!(fs::read(dir.path().join("root/usr/lib/libgpumr.so.1")).expect("file"), b"former");
     // What operators copy comes with the tools. What needs the whole source does not.
     for file in ["gpud/gpudirect-rdma.yaml", "nhc/gpudirect_rdma.nhc", "slurm/gpudirect-rdma", "nvsentinel/preflight"] {
         assert!(dir.path().join("tools/operators").join(file).exists(), "{file}");

@@ -698,4 +698,18 @@ fn the_module_is_installed_before_the_tools() {
     watch.kill().and_then(|()| watch.wait()).expect("it ran");
     assert!(outcome.ok, "{}", outcome.text);
     assert_eq!(std::fs::read_to_string(installed).expect("file"), "the next version");
+
+    // Nothing may grow beyond 32 KiB, as on a full disk: what is there stays, and one line says so.
+    std::fs::write(&program, [b'x'; 65536]).expect("file");
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 64; trap '' XFSZ; exec sh mk/install.sh tools"]).current_dir(repository());
+    let outcome =
+        run(command.env("INSTALL_MOD_PATH", &root).env("PREFIX", "/opt").env("TOOLS", kernel.path().join("tools")));
+    assert!(!outcome.ok && outcome.text.lines().count() == 1, "{}", outcome.text);
+    let line = format!("install: {} stays as it was (", root.join("opt/bin/peermemctl").display());
+    assert!(outcome.text.starts_with(&line), "{}", outcome.text);
+    let bin: Vec<_> =
+        std::fs::read_dir(root.join("opt/bin")).expect("folder").map(|file| file.expect("file").path()).collect();
+    assert_eq!(bin, [root.join("opt/bin/peermemctl")]);
+    assert_eq!(std::fs::read_to_string(&bin[0]).expect("file"), "the next version");
 }
