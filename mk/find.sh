@@ -110,18 +110,35 @@ driver_folders() { # ROOT ARCH KERNEL MODULE VERSION
 	done | awk '!seen[$0]++'
 }
 
+# What /etc/os-release says of a root: its ID, and whose family it names. OS_RELEASE is another file.
+os_release() { # ROOT FIELD
+	sed -n "s/^$2=//p" "${OS_RELEASE:-$1/etc/os-release}" 2>/dev/null | tr -d '"'
+}
+family() { # ROOT
+	case " $(os_release "$1" 'ID\(_LIKE\)*' | tr '\n' ' ') " in
+	*" debian "* | *" ubuntu "*) echo debian ;;
+	*" rhel "* | *" fedora "* | *" centos "*) echo rhel ;;
+	*" suse "* | *" sles "*) echo suse ;;
+	esac
+}
+
 # Prints the package that has a kernel's headers, by the name that the distribution gives it.
 headers_package() { # ROOT KERNEL
-	case " $(sed -n 's/^ID\(_LIKE\)*=//p' "$1/etc/os-release" 2>/dev/null | tr -d '"' | tr '\n' ' ') " in
-	*" debian "* | *" ubuntu "*) echo "linux-headers-$2" ;;
-	*" rhel "* | *" fedora "* | *" centos "*)
+	case $(family "$1") in
+	debian) echo "linux-headers-$2" ;;
+	rhel)
+		case $(os_release "$1" ID)-$(os_release "$1" VERSION_ID):$2 in
+		# Oracle's own kernel beside Red Hat's.
+		*uek | *uek.*) echo "kernel-uek-devel-$2" ;;
+		# Amazon Linux 2023 has kernels after its first one under their own names.
+		amzn-2023:6.1.*) echo "kernel-devel-$2" ;;
+		amzn-2023:*) echo "kernel$(echo "$2" | cut -d . -f 1,2)-devel-$2" ;;
 		# 5.14.0-503.11.1.el9_5.aarch64+64k: of the package kernel-64k.
-		case $2 in
 		*+[0-9a-z]*) echo "kernel-${2##*+}-devel-${2%+*}" ;;
 		*) echo "kernel-devel-$2" ;;
 		esac
 		;;
-	*" suse "* | *" sles "*)
+	suse)
 		# 6.4.0-150600.23.38-64kb: of the package kernel-64kb.
 		case $2 in
 		*-azure | *-rt | *-64kb) echo "kernel-${2##*-}-devel of ${2%-*}" ;;
@@ -129,5 +146,34 @@ headers_package() { # ROOT KERNEL
 		esac
 		;;
 	*) echo "the package with its headers" ;;
+	esac
+}
+
+# Prints the command that installs something by the names of the distribution; nothing where that is
+# unknown. WHAT is a program, or rust-src, the source of the library of a rustc 1.MINOR.
+package_of() { # ROOT WHAT [MINOR]
+	like=$(family "$1")
+	case $like:$(os_release "$1" ID)-$(os_release "$1" VERSION_ID):$2 in
+	# The package rustc of Debian 12 is 1.63.
+	*:debian-12:rustc) what="rustc-web rust-web-src" ;;
+	*:debian-12:rust-src) what="rust-src (with rustc-web: rust-web-src)" ;;
+	# Ubuntu has newer ones beside its rustc, with the version in the name.
+	*:ubuntu-*:rustc) what="rustc-1.NN rust-1.NN-src for the newest NN there is" ;;
+	*:ubuntu-*:rust-src) what="rust-src (with rustc-1.$3: rust-1.$3-src)" ;;
+	debian:*:rustc) what="rustc rust-src" ;;
+	rhel:*:rustc) what="rust rust-src" ;;
+	suse:*:rustc) what="rust1.NN rust1.NN-src for the newest NN there is" ;;
+	suse:*:rust-src) what="rust1.$3-src" ;;
+	debian:*:rpmbuild) what=rpm ;;
+	*:rpmbuild) what=rpm-build ;;
+	debian:*:xz) what=xz-utils ;;
+	*:dpkg-buildpackage) what=dpkg-dev ;;
+	*:dh) what=debhelper ;;
+	*) what=$2 ;;
+	esac
+	case $like in
+	debian) echo "apt-get install $what" ;;
+	rhel) echo "dnf install $what" ;;
+	suse) echo "zypper install $what" ;;
 	esac
 }

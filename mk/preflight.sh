@@ -18,15 +18,20 @@ note() {
 	echo "preflight: $*" >&2
 }
 
-[ -d "$KDIR" ] || die "no kernel build tree at $KDIR: install the kernel's headers, or name one: make KDIR=<dir>"
+here=$(dirname "$0")
+find_here=$here
+. "$here/find.sh"
+
+case $KDIR in
+/lib/modules/*/build) of=${KDIR%/build} && headers=$(headers_package '' "${of##*/}") ;;
+*) headers="the kernel's headers" ;;
+esac
+[ -d "$KDIR" ] || die "no kernel build tree at $KDIR: install $headers, or name one: make KDIR=<dir>"
 config=$KDIR/include/config/auto.conf
 [ -r "$config" ] || die "$KDIR holds no configured kernel (no include/config/auto.conf): name a built tree: make KDIR=<dir>"
 option() {
 	sed -n "s/^$1=\"\{0,1\}\([^\"]*\)\"\{0,1\}\$/\1/p" "$config"
 }
-here=$(dirname "$0")
-find_here=$here
-. "$here/find.sh"
 kver=$(sh "$here/kernel-release.sh" "$KDIR")
 # Whatever an earlier call built is not what this one was told.
 rm -f "$OUT/built"
@@ -131,11 +136,8 @@ if [ -n "$nvidia_ko" ]; then
 else
 	licence=$(modinfo -k "$kver" -F license "$nvidia" 2>/dev/null || true)
 fi
-# Debian 12's package rustc is 1.63.
-case $( (. "${OS_RELEASE:-/etc/os-release}" && echo "${ID:-}-${VERSION_ID:-}") 2>/dev/null || true) in
-debian-12) get_rustc="apt-get install rustc-web rust-web-src" ;;
-*) get_rustc="install one with rust-src, by rustup or a newer package of your distribution" ;;
-esac
+get_rustc=$(package_of '' rustc)
+get_rustc="${get_rustc:+$get_rustc, or, where that is older, }install one with rust-src, by rustup or a newer package of your distribution"
 # Whether kernel-lite can be built by it.
 usable() { # RUSTC
 	minor=$("$1" --version 2>/dev/null | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
@@ -209,7 +211,8 @@ ask_lite() {
 	elif [ "${minor:-0}" -lt 85 ]; then
 		no_lite="$RUSTC is \"$ours\", kernel-lite needs 1.85 or later: $(other_rustc)$get_rustc, or make RUSTC=<its path>"
 	elif [ ! -r "$library/core/src/lib.rs" ]; then
-		no_lite="$RUSTC has no source of its library ($library): $(other_rustc)apt-get install rust-src (with rustc-web: rust-web-src), or rustup component add rust-src"
+		get_source=$(package_of '' rust-src "${minor:-NN}")
+		no_lite="$RUSTC has no source of its library ($library): $(other_rustc)${get_source:+$get_source, or }rustup component add rust-src"
 	else
 		missing=$(sh "$here/../kernel-lite/missing.sh" "${DEPS:-}" | head -n 1)
 		[ -z "$missing" ] || no_deps="DEPS=${DEPS:-} has no $missing: make deps (once; cargo fetches a few small crates)"

@@ -8,15 +8,12 @@ kind=$1 out=$2
 version=$(cat VERSION)
 name=nvidia-peermem-rust-$version
 archive=$out/$name.tar.xz
+. mk/find.sh
 
-need() { # PROGRAM DEBIAN'S_PACKAGE [RHEL'S [SUSE'S]]
+need() { # PROGRAM
 	command -v "$1" >/dev/null && return
-	case " $(sed -n 's/^ID\(_LIKE\)*=//p' "${OS_RELEASE:-/etc/os-release}" 2>/dev/null | tr -d '"' | tr '\n' ' ') " in
-	*" rhel "* | *" fedora "* | *" centos "*) how="dnf install ${3:-$2}" ;;
-	*" suse "* | *" sles "*) how="zypper install ${4:-${3:-$2}}" ;;
-	*) how="apt-get install $2" ;;
-	esac
-	echo "make $kind: there is no $1: $how" >&2
+	how=$(package_of '' "$1")
+	echo "make $kind: there is no $1: ${how:-install it}" >&2
 	exit 1
 }
 
@@ -86,8 +83,8 @@ unpack() {
 maintainer="nvidia-peermem-rust <nvidia-peermem-rust@localhost>"
 
 deb() {
-	need dpkg-buildpackage dpkg-dev
-	need dh debhelper
+	need dpkg-buildpackage
+	need dh
 	unpack
 	tree=$out/deb/$name
 	cp -R "$tree/packaging/debian" "$tree/debian"
@@ -108,7 +105,7 @@ EOF
 }
 
 rpm() {
-	need rpmbuild rpm rpm-build rpm-build
+	need rpmbuild
 	unpack
 	set --
 	[ "$BUILD" = binary ] || set -- --define "without_tools 1"
@@ -123,7 +120,7 @@ rpm() {
 	ls "$out"/*-"$version"-1.*.rpm
 }
 
-need xz xz-utils xz xz
+need xz
 mkdir -p "$out"
 dist
 case $kind in

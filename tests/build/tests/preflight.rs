@@ -231,17 +231,58 @@ fn a_rustc_that_is_too_old() {
         refused(&kernel, &[&deps, &old, &os(other)], &["rustc 1.84.1", "1.85 or later", "rustup", "distribution"]);
     }
     refused(&kernel, &[&deps, &old, "OS_RELEASE=/nonexistent"], &["rustup"]);
+    for (release, how) in [
+        ("ID=debian\nVERSION_ID=\"13\"\n", "apt-get install rustc rust-src, or"),
+        ("ID=fedora\n", "dnf install rust rust-src, or"),
+        ("ID=\"opensuse-leap\"\nID_LIKE=\"suse opensuse\"\n", "zypper install rust1.NN rust1.NN-src for"),
+    ] {
+        refused(&kernel, &[&deps, &old, &os(release)], &[how]);
+    }
+}
+
+/// The headers of a kernel that has none here, by the name that its distribution gives them.
+#[test]
+fn headers_that_are_missing() {
+    let kernel = FakeKernel::new();
+    for (release, of, package) in [
+        ("ID=debian\n", "6.12.99-x", "linux-headers-6.12.99-x"),
+        ("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n", "5.14.0-1.el9.x86_64", "kernel-devel-5.14.0-1.el9.x86_64"),
+        ("ID=\"ol\"\nID_LIKE=\"fedora\"\n", "5.15.0-300.el9uek.x86_64", "kernel-uek-devel-5.15.0-300.el9uek.x86_64"),
+        ("ID=\"ol\"\nID_LIKE=\"fedora\"\n", "5.14.0-1.el9.x86_64", "kernel-devel-5.14.0-1.el9.x86_64"),
+        (
+            "ID=\"amzn\"\nVERSION_ID=\"2023\"\nID_LIKE=\"fedora\"\n",
+            "6.1.1-2.amzn2023.x86_64",
+            "kernel-devel-6.1.1-2.amzn2023.x86_64",
+        ),
+        (
+            "ID=\"amzn\"\nVERSION_ID=\"2023\"\nID_LIKE=\"fedora\"\n",
+            "6.12.1-2.amzn2023.x86_64",
+            "kernel6.12-devel-6.12.1-2.amzn2023.x86_64",
+        ),
+        ("ID=\"sles\"\nID_LIKE=\"suse\"\n", "6.4.0-1-default", "kernel-default-devel of 6.4.0-1-default"),
+    ] {
+        let file = format!("OS_RELEASE={}", kernel.write("os-release", release).display());
+        let kdir = format!("KDIR=/lib/modules/{of}/build");
+        refused(&kernel, &[&kdir, &file], &["no kernel build tree at /lib/modules", &format!("install {package}, or")]);
+    }
 }
 
 #[test]
 fn a_rustc_without_rust_src() {
     let (kernel, deps) = without_rust();
     let bare = rustc(&kernel, "rustc 1.85.0 (4d91de4e4 2025-02-17)");
-    refused(
-        &kernel,
-        &[&deps, &bare],
-        &["toolchain/lib/rustlib/src/rust/library", "rust-src", "rust-web-src", "rustup component add"],
-    );
+    refused(&kernel, &[&deps, &bare], &["toolchain/lib/rustlib/src/rust/library", "rust-src", "rustup component add"]);
+    for (release, how) in [
+        ("ID=debian\nVERSION_ID=\"12\"\n", "apt-get install rust-src (with rustc-web: rust-web-src), or rustup"),
+        ("ID=debian\nVERSION_ID=\"13\"\n", " apt-get install rust-src, or rustup"),
+        ("ID=ubuntu\nVERSION_ID=\"24.04\"\n", "apt-get install rust-src (with rustc-1.85: rust-1.85-src), or rustup"),
+        ("ID=\"rhel\"\nVERSION_ID=\"9.6\"\nID_LIKE=\"fedora\"\n", " dnf install rust-src, or rustup"),
+        ("ID=\"sles\"\nVERSION_ID=\"15.6\"\nID_LIKE=\"suse\"\n", " zypper install rust1.85-src, or rustup"),
+        ("ID=arch\n", "rustup component add"),
+    ] {
+        let file = format!("OS_RELEASE={}", kernel.write("os-release", release).display());
+        refused(&kernel, &[&deps, &bare, &file], &[how]);
+    }
 }
 
 /// Debian's packages of the driver have another name, which modprobe knows by a line in modprobe.d.

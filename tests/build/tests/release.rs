@@ -151,13 +151,14 @@ fn what_is_missing_by_its_name_there() {
         ("ID=debian\n", "apt-get install rpm"),
         ("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n", "dnf install rpm-build"),
         ("ID=\"sles\"\nID_LIKE=\"suse\"\n", "zypper install rpm-build"),
+        ("ID=arch\n", "there is no rpmbuild: install it"),
     ] {
         let kernel = FakeKernel::new();
         let file = kernel.write("os-release", release);
-        // The script looks for it as `need` does: no rpmbuild is in this PATH.
-        let script = "eval \"$(sed -n '/^need() {/,/^}/p' packaging/make.sh)\"; kind=rpm; PATH=/nowhere:$1; need no-such-rpmbuild rpm rpm-build rpm-build";
+        // The script looks for it as `need` does, and finds no program.
+        let script = ". mk/find.sh; eval \"$(sed -n '/^need() {/,/^}/p' packaging/make.sh)\"; kind=rpm; command() { return 1; }; need rpmbuild";
         let mut need = Command::new("sh");
-        need.args(["-c", script, "sh", "/usr/bin:/bin"]).current_dir(repository()).env("OS_RELEASE", file);
+        need.args(["-c", script]).current_dir(repository()).env("OS_RELEASE", file);
         let outcome = run(&mut need);
         assert!(!outcome.ok && outcome.text.contains(how), "{}", outcome.text);
     }
