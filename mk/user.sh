@@ -13,6 +13,7 @@ build)
 		echo "make user: there is no $cargo: install Rust 1.85 or later, or say CARGO=<path>" >&2
 		exit 1
 	}
+	echo "user: building the libraries, some minutes the first time; cargo fetches what they need from its registry"
 	(cd "$user" && sh ../mk/registry.sh "make user" "$cargo" build --quiet --release --locked -p gpumr-c -p gpumr-preload)
 	# A full disk or Ctrl-C leaves no half of them to `make user-install`.
 	rm -rf "$out.new"

@@ -78,6 +78,10 @@ unpack() {
 	# not: the archive's files have the time of the commit, and older ones would be taken for built.
 	export CARGO_HOME="${CARGO_HOME:-$HOME/.cargo}"
 }
+# Who waits for compilers is told so.
+announce() {
+	[ "$BUILD" = all ] || echo "make $kind: building peermemctl and the libraries anew, some minutes; log: $out/$kind.log"
+}
 # The entry that both formats of changelog need: the version's own head in CHANGELOG.md has the
 # words.
 maintainer="nvidia-peermem-rust <nvidia-peermem-rust@localhost>"
@@ -95,6 +99,7 @@ nvidia-peermem-rust ($version-1) unstable; urgency=medium
 
  -- $maintainer  $(date -R -u -d "@$SOURCE_DATE_EPOCH")
 EOF
+	announce
 	(cd "$tree" && dpkg-buildpackage --no-sign --build="$BUILD") >"$out/deb.log" 2>&1 || {
 		tail -n 20 "$out/deb.log" >&2
 		exit 1
@@ -111,6 +116,7 @@ rpm() {
 	[ "$BUILD" = binary ] || set -- --define "without_tools 1"
 	# Where dpkg brought the compilers, rpm knows of none.
 	command rpm -q rpm >/dev/null 2>&1 || set -- "$@" --nodeps
+	announce
 	rpmbuild -bb --quiet "$@" --define "_topdir $out/rpm" --define "_sourcedir $out" --define "project_version $version" \
 		"$out/rpm/$name/packaging/rpm/nvidia-peermem-rust.spec" >"$out/rpm.log" 2>&1 || {
 		tail -n 20 "$out/rpm.log" >&2

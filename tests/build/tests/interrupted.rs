@@ -156,6 +156,10 @@ fn a_full_disk_leaves_the_former_libraries_and_tools() {
     };
     let first = build("set -e;");
     assert!(first.ok, "{}", first.text);
+    // What takes minutes begins with a line.
+    for line in ["user: building ", "tools: building "] {
+        assert!(first.text.lines().any(|said| said.starts_with(line)), "{}", first.text);
+    }
     fs::write(release.join("libgpumr_preload.so"), [b'x'; 65536]).expect("file");
     fs::write(release.join("peermemctl"), [b'x'; 65536]).expect("file");
     build("ulimit -f 64; trap '' XFSZ;");

@@ -163,3 +163,22 @@ fn what_is_missing_by_its_name_there() {
         assert!(!outcome.ok && outcome.text.contains(how), "{}", outcome.text);
     }
 }
+
+/// What takes minutes begins with a line that names its log. The package of the module alone takes seconds.
+#[test]
+fn a_package_that_takes_minutes_is_announced() {
+    let call = |build: &str| {
+        let script = "eval \"$(sed -n '/^announce() {/,/^}/p' packaging/make.sh)\"; kind=deb out=/o; announce";
+        run(Command::new("sh").args(["-ec", script]).current_dir(repository()).env("BUILD", build))
+    };
+    let said = call("binary");
+    assert!(
+        said.ok && said.text.starts_with("make deb: building ") && said.text.ends_with("/o/deb.log\n"),
+        "{}",
+        said.text
+    );
+    let said = call("all");
+    assert!(said.ok && said.text.is_empty(), "{}", said.text);
+    let script = fs::read_to_string(repository().join("packaging/make.sh")).expect("text");
+    assert_eq!(script.matches("\tannounce\n").count(), 2, "deb and rpm");
+}
