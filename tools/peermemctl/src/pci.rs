@@ -28,6 +28,8 @@ pub struct Device {
     pub iommu: Iommu,
     /// Number of its IOMMU group.
     pub iommu_group: Option<String>,
+    /// Whether it answers nothing: then each byte of its configuration space is ones.
+    pub is_gone: bool,
 }
 
 /// A PCIe link, as it is and as it could be.
@@ -168,7 +170,17 @@ pub fn device(root: &Root, address: &str) -> Option<Device> {
         bars: bars(root, &dir),
         iommu: iommu(root, &dir),
         iommu_group: root.link_name(&format!("{dir}/iommu_group")),
+        is_gone: is_gone(root, &dir),
     })
+}
+
+/// Returns whether the GPU or NIC in a folder answers nothing. Each byte of a configuration space takes its
+/// time, so others are not asked.
+fn is_gone(root: &Root, dir: &str) -> bool {
+    let class = root.line(&format!("{dir}/class")).unwrap_or_default();
+    let is_asked = ["0x02", "0x03"].iter().any(|kind| class.starts_with(kind));
+    let config = is_asked.then(|| root.bytes(&format!("{dir}/config")).ok()).flatten().unwrap_or_default();
+    config.get(..4).is_some_and(|head| head.iter().all(|byte| *byte == 0xff))
 }
 
 /// Reads the link of the device in a folder, which no slot makes faster than the `port` above can be.
@@ -342,6 +354,7 @@ mod tests {
             bars: [0; 6],
             iommu: Iommu::Off,
             iommu_group: None,
+            is_gone: false,
         }
     }
 

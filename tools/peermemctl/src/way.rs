@@ -3,7 +3,6 @@
 //! GPU and a NIC.
 
 use crate::check::{Check, Kind, Level};
-use crate::doctor::hardware;
 use crate::facts;
 use crate::kernel::{self, REGISTERS_DMA_BUF};
 use crate::machine::{Machine, OLD_MODULE, REGISTER};
@@ -189,14 +188,14 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     if let Some(driver) = gpu.driver.as_deref().filter(|driver| *driver != "nvidia") {
         return Judged::No(format!("GPU {} belongs to the driver {driver}", gpu.address));
     }
-    if hardware::is_gone(machine, gpu) {
+    if gpu.is_gone {
         return Judged::No(format!("GPU {} has fallen off the bus", gpu.address));
     }
     if gpu.driver.is_none() && machine.driver.is_some() {
         return Judged::No(format!("GPU {} has no driver", gpu.address));
     }
     let nic_at = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software);
-    if nic_at.is_some_and(|nic| hardware::is_gone(machine, nic)) {
+    if nic_at.is_some_and(|nic| nic.is_gone) {
         return Judged::No(format!("{} has fallen off the bus", nic.name));
     }
     if let Some(family) = setting::family_without_gpudirect(machine, nic) {

@@ -1106,6 +1106,10 @@ fn programs_on_a_library_are_judged_as_it() {
             assert_eq!(exit(program), exit(library), "{tree} {program}");
         }
     }
+    // DeepEP has the GPU post by itself, which only mlx5 serves (deepseek-ai/DeepEP#759).
+    let exit = |name: &str| peermemctl("public-irdma", &["status", "--for", name]).status.code();
+    assert_eq!(exit("deepep"), Some(2));
+    assert_ne!(exit("nvshmem"), Some(2));
 }
 
 /// libfabric's list of kinds of memory has a semicolon between them.

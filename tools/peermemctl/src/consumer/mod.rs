@@ -220,7 +220,7 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
         return Some(BY_RDMA.to_owned());
     }
     let is_foreign = gpu.driver.as_deref().is_some_and(|driver| driver != "nvidia");
-    if is_foreign || hardware::is_gone(machine, gpu) {
+    if is_foreign || gpu.is_gone {
         return Some("what [gpus.present] says of that GPU".to_owned());
     }
     if way == Way::DmaBufPcie {

@@ -128,14 +128,7 @@ fn no_gpu(machine: &Machine) -> Check {
         .seen(WSL);
     }
     let setting = &machine.setting;
-    let is_given_away = |nic: &&Device| nic.driver.as_deref() == Some("vfio-pci") && nic.kind() >> 8 == 2;
-    let given_away = machine.devices.iter().find(is_given_away);
     let fix = match (&setting.container, &setting.virtual_machine) {
-        _ if setting.rdma_by_namespace && setting.container.is_some() => "ask for an RDMA device in the pod's specification (device plugin, CNI or DRA driver of the network operator)",
-        (None, Some(_)) if machine.root.line("/sys/class/dmi/id/sys_vendor").as_deref() == Some("Amazon EC2") => {
-            "attach a network interface of type EFA to this instance; lspci shows it"
-        }
-        (None, _) if given_away.is_some() => "run this in the virtual machine that has the NIC, or take it back from vfio-pci",
         (Some(_), _) => "start this container with the GPU (docker: --gpus all; Kubernetes: a limit of nvidia.com/gpu); lspci -d 10de: on the host shows what is there",
         (_, Some(_)) => "pass a GPU through to this virtual machine; lspci -d 10de: shows what came through",
         _ => "lspci -d 10de: shows what the firmware found",
@@ -148,7 +141,7 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
     let model = machine.gpu_name(gpu);
     let name = format!("GPU {} ({model})", gpu.address);
     let in_vain = machine.gpus().iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
-    if is_gone(machine, gpu) {
+    if gpu.is_gone {
         let only = machine.gpus().len() == 1;
         let fix = log::reset_gpu(machine, "that GPU");
         return Check::fail_unless(
@@ -261,12 +254,6 @@ fn not_started(machine: &Machine, gpu: &Device) -> Option<String> {
     machine.log.iter().flatten().rfind(failed).map(|line| format!("kernel log: {line}"))
 }
 
-/// Returns whether a device answers nothing: then each byte of its configuration space is ones.
-pub fn is_gone(machine: &Machine, device: &Device) -> bool {
-    let config = machine.root.bytes(&format!("{}/{}/config", pci::DEVICES, device.address)).unwrap_or_default();
-    config.get(..4).is_some_and(|head| head.iter().all(|byte| *byte == 0xff))
-}
-
 /// PCI vendors of NICs that may be RDMA devices: the module of their RDMA devices.
 const VENDORS: [(u16, &str); 7] = [
     (0x15b3, "mlx5_ib"),
@@ -361,6 +348,9 @@ fn no_device(machine: &Machine) -> Check {
     let given_away = machine.devices.iter().find(is_given_away);
     let fix = match (&setting.container, &setting.virtual_machine) {
         _ if setting.rdma_by_namespace && setting.container.is_some() => "ask for an RDMA device in the pod's specification (device plugin, CNI or DRA driver of the network operator)",
+        (None, Some(_)) if machine.root.line("/sys/class/dmi/id/sys_vendor").as_deref() == Some("Amazon EC2") => {
+            "attach a network interface of type EFA to this instance; lspci shows it"
+        }
         (None, _) if given_away.is_some() => "run this in the virtual machine that has the NIC, or take it back from vfio-pci",
         (Some(_), _) => "start this container with the RDMA device (docker: --device=/dev/infiniband --network=host; Kubernetes: what the RDMA device plugin offers)",
         (_, Some(_)) => "pass an RDMA NIC through to this virtual machine; lspci shows what came through",
@@ -392,9 +382,7 @@ fn is_spare(machine: &Machine, device: &RdmaDevice) -> bool {
 
 fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
     const ID: &str = "fabric.port";
-    if let Some(nic) =
-        device.pci.as_deref().and_then(|address| machine.pci(address)).filter(|nic| is_gone(machine, nic))
-    {
+    if let Some(nic) = device.pci.as_deref().and_then(|address| machine.pci(address)).filter(|nic| nic.is_gone) {
         return Check::fail_unless(
             machine.rdma.len() > 1,
             ID,

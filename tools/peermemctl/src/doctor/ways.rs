@@ -143,21 +143,30 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
 /// perftest and MPI.
 pub const VERBS: &str = "verbs";
 
-/// Programs that register as another one does: that one, and the variable that they set for it
-/// ([`crate::facts::NIXL_UCX`], [`crate::facts::DEEPEP_NVSHMEM`]).
-const AS_ANOTHER: [(&str, &str, Option<(&str, &str)>); 2] =
-    [("nixl", "ucx", None), ("deepep", "nvshmem", Some(("NVSHMEM_IB_ENABLE_IBGDA", "1")))];
+/// A program that registers as another one does.
+struct AsAnother {
+    name: &'static str,
+    library: &'static str,
+    /// The variable that it sets for the library, and its value.
+    sets: Option<(&'static str, &'static str)>,
+}
+
+/// [`crate::facts::NIXL_UCX`], [`crate::facts::DEEPEP_NVSHMEM`].
+const AS_ANOTHER: [AsAnother; 2] = [
+    AsAnother { name: "nixl", library: "ucx", sets: None },
+    AsAnother { name: "deepep", library: "nvshmem", sets: Some(("NVSHMEM_IB_ENABLE_IBGDA", "1")) },
+];
 
 /// Returns the program whose rule is that of a name which `--for` takes.
 fn consumer_of(name: &str) -> Option<&'static Consumer> {
-    let name = AS_ANOTHER.iter().find(|(program, ..)| *program == name).map_or(name, |(_, as_it, _)| as_it);
+    let name = AS_ANOTHER.iter().find(|program| program.name == name).map_or(name, |program| program.library);
     consumer::ALL.into_iter().find(|consumer| consumer.id.ends_with(&format!(".{name}")))
 }
 
 /// Returns the environment in which that program runs.
 fn environment_of(name: &str, environment: &Environment) -> Environment {
     let mut own = environment.clone();
-    let sets = AS_ANOTHER.iter().find(|(program, ..)| *program == name).and_then(|(.., sets)| *sets);
+    let sets = AS_ANOTHER.iter().find(|program| program.name == name).and_then(|program| program.sets);
     sets.iter().for_each(|(variable, value)| own.set(variable, value));
     own
 }
@@ -165,7 +174,7 @@ fn environment_of(name: &str, environment: &Environment) -> Environment {
 /// Returns the names that `--for` takes.
 pub fn programs() -> Vec<&'static str> {
     let known = consumer::ALL.iter().filter_map(|consumer| consumer.id.split('.').nth(1));
-    std::iter::once(VERBS).chain(known).chain(AS_ANOTHER.map(|(name, ..)| name)).collect()
+    std::iter::once(VERBS).chain(known).chain(AS_ANOTHER.iter().map(|program| program.name)).collect()
 }
 
 /// Whether there is a pair for those who were asked about.
