@@ -44,12 +44,17 @@ put_tools() {
 		to=$prefix/$(place "$name")/$(called "$name")
 		# Beside what is there, which stays whole where the disk is full. A program that runs keeps its file.
 		error=$({ mkdir -p "${to%/*}" && rm -rf "$to.new" && cp -R "$file" "$to.new" && for_here "$to.new"; } 2>&1) &&
-			error=$({ [ ! -d "$to" ] || rm -rf "$to"; } 2>&1 && mv -T "$to.new" "$to" 2>&1) && continue
+			error=$({ aside "$to" && mv -T "$to.new" "$to"; } 2>&1) && rm -rf "$to.old" && continue
 		rm -rf "$to.new" 2>/dev/null || true
+		[ -e "$to" ] || [ ! -e "$to.old" ] || mv -T "$to.old" "$to" || true
 		echo "install: $to stays as it was (${error##*: }): once it can be written, make install again" >&2
 		exit 1
 	done
 	echo "install: peermemctl is $prefix/bin/peermemctl"
+}
+# A folder is not replaced by a move: the one that is there goes aside first.
+aside() { # FOLDER
+	[ ! -d "$1" ] || { rm -rf "$1.old" && mv -T "$1" "$1.old"; }
 }
 # What names the program where packages put it names the one that is installed here.
 for_here() { # FILE

@@ -134,8 +134,8 @@ pub const IBGDA_BY_GPU: Rule = rule(
     "NVSHMEM",
     None,
     Some("3.4.5"),
-    "IBGDA needs PeerMappingOverride=1 of nvidia.ko; later ones have the CPU ring the NIC where that is not set",
-    "transport_ib_common.cpp and env_defs.h of NVSHMEM 0c409c02ac81",
+    "IBGDA needs PeerMappingOverride=1 of nvidia.ko; later ones have the CPU ring the NIC where that is not set, whatever NVSHMEM_IBGDA_NIC_HANDLER says",
+    "transport_ib_common.cpp and env_defs.h of NVSHMEM 0c409c02ac81, NVIDIA/nvshmem#34",
 );
 pub const NVSHMEM_NAMES: Rule = rule(
     "NVSHMEM",

@@ -165,13 +165,23 @@ impl Line {
 /// The command line with which the kernel was booted.
 pub const COMMAND_LINE: &str = "/proc/cmdline";
 
+/// The service of systemd that reads lists of modules: those of modules-load.d, /etc/modules on Debian, and
+/// those of the kernel's command line.
+pub const LISTS_SERVICE: &str = "/etc/systemd/system/systemd-modules-load.service";
+
+/// Returns whether it runs: the admin may have masked it.
+fn reads_lists(root: &Root) -> bool {
+    root.link_name(LISTS_SERVICE).as_deref() != Some("null")
+}
+
 /// The file that has a module loaded at boot.
 pub fn loaded_at_boot(root: &Root, module: &str) -> Option<String> {
-    // A service that is masked reads no lists.
-    let is_masked = root.link_name("/etc/systemd/system/systemd-modules-load.service").as_deref() == Some("null");
-    let lists = if is_masked { Vec::new() } else { lines(root, &MODULES_LOAD) };
+    let lists = if reads_lists(root) { lines(root, &MODULES_LOAD) } else { Vec::new() };
     let conf = lists.into_iter().find(|line| is(Some(&line.text), module)).map(|line| line.file);
     conf.or_else(|| {
+        if !reads_lists(root) {
+            return None;
+        }
         let etc = root.text("/etc/modules").unwrap_or_default();
         etc.lines().any(|line| is(line.split_ascii_whitespace().next(), module)).then(|| "/etc/modules".to_owned())
     })
@@ -223,7 +233,7 @@ fn loads(command: &str, module: &str) -> bool {
     let in_loop = |before: &str, part: &str| part.contains('$') && before.contains("for ") && names(before);
     let mut before = String::new();
     command.split([';', '&', '|']).any(|part| {
-        let found = is_loader(part) && (names(part) || in_loop(&before, part));
+        let found = named_to_a_loader(part).is_some_and(|rest| names(&rest) || in_loop(&before, &rest));
         before.push_str(part);
         found
     })
@@ -233,13 +243,16 @@ fn is_between(c: char) -> bool {
     c.is_whitespace() || "\"',".contains(c)
 }
 
-/// Returns whether a command loads the modules that it names.
-fn is_loader(command: &str) -> bool {
-    // It removes them, or says only what it would do.
-    const ELSE: [&str; 8] = ["-r", "--remove", "unload", "-n", "--dry-run", "--show", "-D", "--show-depends"];
-    let mut words = command.split(is_between);
-    words.any(|word| LOADERS.contains(&word.rsplit('/').next().unwrap_or_default()))
-        && !words.any(|word| ELSE.contains(&word))
+/// Returns what follows a program that loads the modules which it names; `None` where there is none, or it
+/// removes them, or says only what it would do.
+fn named_to_a_loader(command: &str) -> Option<String> {
+    const ELSE: [&str; 5] = ["--remove", "unload", "--dry-run", "--show", "--show-depends"];
+    let words: Vec<&str> = command.split(is_between).collect();
+    let at = words.iter().position(|word| LOADERS.contains(&word.rsplit('/').next().unwrap_or_default()))?;
+    let rest = words.get(at + 1..)?;
+    // -r, -n and -D, also among others: -rf
+    let is_short = |word: &str| word.starts_with('-') && !word.starts_with("--") && word.contains(['r', 'n', 'D']);
+    (!rest.iter().any(|word| ELSE.contains(word) || is_short(word))).then(|| rest.join(" "))
 }
 
 /// Returns the line of a udev rule that loads a module, by a program or by a unit of systemd.
@@ -299,7 +312,10 @@ pub fn softdeps(root: &Root, module: &str) -> Vec<(Line, String)> {
 /// Returns the line of an enabled service of systemd, or of the kernel's command line, that loads a
 /// module.
 pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
-    if let Some(line) = by_command_line(root, &LOADED_LISTS, module) {
+    // Those that begin with rd. are for the initial RAM disk, which has a service of its own.
+    let is_read = |list: &&str| list.starts_with("rd.") || reads_lists(root);
+    let lists: Vec<&str> = LOADED_LISTS.into_iter().filter(|list| is_read(list)).collect();
+    if let Some(line) = by_command_line(root, &lists, module) {
         return Some(line);
     }
     let wants = enabled_units(root);
@@ -592,6 +608,8 @@ mod tests {
                 "[Service]\nExecStart=/bin/sh -c 'for m in nvidia-uvm nvidia-peermem; do modprobe $m; done'\n",
                 true,
             ),
+            ("etc/systemd/system/peermem.service", "[Service]\nExecStart=/sbin/modprobe -rf nvidia-peermem\n", false),
+            ("lib/udev/rules.d/9.rules", "KERNEL==\"nvidia_peermem\", RUN+=\"/sbin/modprobe gdrdrv\"\n", false),
             ("etc/modprobe.d/a.conf", "weakdep nvidia nvidia-peermem\n", false),
             (
                 "etc/udev/rules.d/9.rules",
@@ -639,6 +657,29 @@ mod tests {
                 wanted,
                 "{command}: {script}"
             );
+        }
+    }
+
+    /// Nobody reads lists where the service that does is masked.
+    #[test]
+    fn a_masked_service_reads_no_lists() {
+        for (path, text, wanted) in [
+            ("etc/modules-load.d/a.conf", "nvidia-peermem\n", false),
+            ("etc/modules", "nvidia-peermem\n", false),
+            ("proc/cmdline", "modules_load=nvidia-peermem\n", false),
+            ("proc/cmdline", "rd.driver.post=nvidia-peermem\n", true),
+            ("etc/initramfs-tools/modules", "nvidia-peermem\n", true),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+            let mask = dir.path().join(LISTS_SERVICE.trim_start_matches('/'));
+            std::fs::create_dir_all(mask.parent().unwrap()).unwrap();
+            std::os::unix::fs::symlink("/dev/null", mask).unwrap();
+            let (root, module) = (Root::new(dir.path()), "nvidia_peermem");
+            let found = loaded_at_boot(&root, module).is_some() || loaded_by_service(&root, module).is_some();
+            assert_eq!(found, wanted, "{path}");
         }
     }
 

@@ -189,10 +189,12 @@ fn link(root: &Root, dir: &str, port: Option<&str>) -> Option<Link> {
     // "16.0 GT/s PCIe"; "Unknown" where there is no real link (emulated devices).
     let speed = |dir: &str, name: &str| root.line(&format!("{dir}/{name}")).filter(|speed| speed.contains("GT/s"));
     let rate = |speed: &str| speed.split(' ').next().and_then(|rate| rate.parse::<f64>().ok()).unwrap_or(f64::MAX);
-    let own = speed(dir, "max_link_speed")?;
-    let of_port = port.and_then(|port| speed(port, "max_link_speed")).filter(|port| rate(port) < rate(&own));
+    let (now, own) = (speed(dir, "current_link_speed")?, speed(dir, "max_link_speed")?);
+    let of_port = port.and_then(|port| speed(port, "max_link_speed"));
+    // An emulated port says less than what passes.
+    let of_port = of_port.filter(|port| rate(port) < rate(&own) && rate(port) >= rate(&now));
     let link = Link {
-        speed: speed(dir, "current_link_speed")?,
+        speed: now,
         speed_max: of_port.unwrap_or(own),
         width: number("current_link_width")?,
         width_max: number("max_link_width")?,

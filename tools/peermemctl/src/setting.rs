@@ -292,13 +292,13 @@ pub const CGROUPS: [&str; 10] = [
 pub const NSPAWN: &str = "/run/systemd/container";
 pub const PODMAN: &str = "/run/.containerenv";
 
-/// Returns whether a folder or file exists and is not an empty folder.
 /// Returns whether the GPU Operator says that the driver is the host's.
 fn is_host_driver(root: &Root) -> bool {
     let ready = root.text(DRIVER_READY).unwrap_or_default();
     root.exists(HOST_DRIVER) || ready.lines().any(|line| line.trim() == "IS_HOST_DRIVER=true")
 }
 
+/// Returns whether there is a folder, and something in it.
 fn is_there(root: &Root, path: &str) -> bool {
     !root.names(path).is_empty()
 }

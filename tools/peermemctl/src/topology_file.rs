@@ -40,15 +40,29 @@ pub struct Apart {
 /// The levels of elements that are read: NCCL's own files have ten. The parser needs some of the stack for each.
 const DEEPEST: usize = 256;
 
-/// Returns how deep elements are nested, as far as their brackets tell.
+/// Returns how deep elements are nested at most, as far as their brackets tell.
 fn depth(text: &str) -> usize {
     let (mut now, mut most) = (0_usize, 0);
-    for tag in text.split('<').skip(1).filter(|tag| !tag.starts_with(['!', '?'])) {
-        let tag = tag.split('>').next().unwrap_or_default();
-        now = if tag.starts_with('/') { now.saturating_sub(1) } else { now + 1 };
-        most = most.max(now);
-        if tag.ends_with('/') {
+    let mut rest = text;
+    while let Some((_, tag)) = rest.split_once('<') {
+        // A bracket in a value ends nothing.
+        let mut quote = None;
+        let end = tag.find(|c: char| {
+            match (quote, c) {
+                (Some(open), c) if c == open => quote = None,
+                (None, '"' | '\'') => quote = Some(c),
+                (None, '>') => return true,
+                _ => {}
+            }
+            false
+        });
+        let (tag, after) = tag.split_at(end.unwrap_or(tag.len()));
+        rest = after;
+        if tag.starts_with('/') {
             now = now.saturating_sub(1);
+        } else if !tag.starts_with(['!', '?']) {
+            most = most.max(now + 1);
+            now += usize::from(!tag.ends_with('/'));
         }
     }
     most
@@ -194,8 +208,10 @@ mod tests {
 
     #[test]
     fn what_is_nested_without_end_is_an_error() {
-        let text = format!("<system version=\"1\">{}", "<pci>".repeat(100_000));
-        assert!(Topology::parse(&text).unwrap_err().contains("nested deeper"));
+        for element in ["<pci>", "<pci x=\"/>\">", "<pci x='\"/>'>"] {
+            let text = format!("<system version=\"1\">{}", element.repeat(100_000));
+            assert!(Topology::parse(&text).unwrap_err().contains("nested deeper"), "{element}");
+        }
     }
 
     #[test]

@@ -580,7 +580,7 @@ pub fn topology_cure(machine: &Machine) -> String {
     }
     match facts::TOPOLOGY_OVERRIDE.holds(version(machine)) {
         Some(false) if topology_check(machine).is_none() => "driver 595 and later have no parameter for it: use a NIC in the GPU's IOMMU group or below the same switch (peermemctl topo), or driver 580 with NVreg_GrdmaPciTopoCheckOverride=1".to_owned(),
-        _ if machine.setting.driver_container => "have the GPU Operator load nvidia.ko with NVreg_GrdmaPciTopoCheckOverride=1: a ConfigMap with nvidia.conf (options nvidia NVreg_GrdmaPciTopoCheckOverride=1), named in spec.driver.kernelModuleConfig.name of the ClusterPolicy; drivers from 595 on need one IOMMU group or a common switch".to_owned(),
+        _ if machine.setting.driver_container => "have the GPU Operator load nvidia.ko with NVreg_GrdmaPciTopoCheckOverride=1: a ConfigMap whose nvidia.conf has that line, named in spec.driver.kernelModuleConfig.name of the ClusterPolicy; drivers from 595 on need one IOMMU group or a common switch".to_owned(),
         _ => machine.setting.on_host(
             "write options nvidia NVreg_GrdmaPciTopoCheckOverride=1 in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again (drivers before 595; later ones need one IOMMU group or a common switch)",
         ),

@@ -187,8 +187,8 @@ pub fn by_version(machine: &Machine, environment: &Environment, nics: &[&str]) -
         notes.push(format!("versions that have no ^smi as the default of NVSHMEM_HCA_PREFIX take mlx5* only, not {nic}: {set} {first} and later know; before, give the device such a name (rdma dev set {nic} name mlx5_N)"));
     }
     // The CPU needs nothing of the driver to ring the NIC.
-    let handler = environment.get("NVSHMEM_IBGDA_NIC_HANDLER").unwrap_or("auto");
-    if has_ibgda(environment) && !handler.eq_ignore_ascii_case("cpu") && !is_peer_mapping_overridden(machine) {
+    let handler = environment.get("NVSHMEM_IBGDA_NIC_HANDLER").unwrap_or("auto").to_ascii_lowercase();
+    if has_ibgda(environment) && !handler.starts_with("cpu") && !is_peer_mapping_overridden(machine) {
         let first = facts::IBGDA_BY_GPU.before.unwrap_or_default();
         notes.push(format!(
             "IBGDA has the CPU ring the NIC, from {first} on; before, it needs PeerMappingOverride=1 of nvidia.ko: options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again"

@@ -361,11 +361,12 @@ fn no_device(machine: &Machine) -> Check {
     Check::fail(ID, format!("{message} in this {}{what}", setting.what()), fix).seen(seen)
 }
 
-/// Returns whether no GPU needs a NIC: each has one with an active port that is as near or nearer, or this is
-/// a virtual function beside NICs that are active.
-fn is_spare(machine: &Machine, device: &RdmaDevice) -> bool {
+/// Returns why no GPU needs a NIC: each has one with an active port that is nearer, or this is a virtual
+/// function beside NICs that are active.
+fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
     let address = |device: &RdmaDevice| device.pci.clone().filter(|_| !device.software);
-    let Some((own, at)) = address(device).and_then(|own| Some((own.clone(), machine.pci(&own)?))) else { return false };
+    let own = address(device)?;
+    let at = machine.pci(&own)?;
     let active: Vec<&Device> = machine
         .rdma
         .iter()
@@ -373,11 +374,11 @@ fn is_spare(machine: &Machine, device: &RdmaDevice) -> bool {
         .filter_map(|other| machine.pci(&address(other)?))
         .collect();
     if machine.root.exists(&format!("{}/{own}/physfn", pci::DEVICES)) {
-        return !active.is_empty();
+        return (!active.is_empty()).then_some("it is a virtual function beside NICs that are active");
     }
     let gpus = machine.gpus();
     let is_nearer = |gpu: &&Device| active.iter().any(|nic| gpu.way_to(nic).distance < gpu.way_to(at).distance);
-    !gpus.is_empty() && gpus.iter().all(is_nearer)
+    (!gpus.is_empty() && gpus.iter().all(is_nearer)).then_some("each GPU has a nearer NIC")
 }
 
 fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
@@ -406,8 +407,9 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
     let seen = format!("/sys/class/infiniband/{}/ports", device.name);
     let (check, many) = match device.is_active() {
         true => (Check::ok(ID, format!("{name}: {what}")), "have an active port"),
-        false if is_spare(machine, device) => {
-            (Check::skip(ID, format!("{name}: no port is active, and each GPU has a nearer NIC: {what}")), "have no active port, and each GPU has a nearer NIC")
+        false if spare(machine, device).is_some() => {
+            let why = spare(machine, device).unwrap_or_default();
+            (Check::skip(ID, format!("{name}: no port is active, and {why}: {what}")), "have no active port, and are not needed")
         }
         false => (
             Check::warn(

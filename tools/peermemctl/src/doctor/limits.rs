@@ -146,7 +146,9 @@ fn by_configuration(root: &Root) -> Configured {
         users.push(((*who).to_owned(), limit, words.join(" "), file));
     }
     let of_all = users.iter().find(|(who, ..)| who == "*");
-    let lowered = of_all.and_then(|(_, kib, line, file)| Some((line.clone(), file.clone(), kib.as_ref()? << 10)));
+    let lowered =
+        of_all.and_then(|(_, kib, line, file)| Some((line.clone(), file.clone(), kib.as_ref()?.checked_mul(1024)?)));
+    let lowered = lowered.filter(|(.., bytes)| *bytes < ENOUGH);
     let seen = |file: &str| format!("memlock unlimited in {file}");
     let users_may = of_all.filter(|(_, limit, ..)| limit.is_none());
     let users_may = users_may.map(|(.., file)| ("users may lock all memory".to_owned(), seen(file)));
@@ -283,6 +285,7 @@ enum Files<'a> {
 fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
     const SLURM: &str = "Slurm: PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and LimitMEMLOCK=infinity in slurmd.service, then restart slurmd";
     const SERVICE: &str = "services: LimitMEMLOCK=infinity in their unit";
+    const KUBERNETES: &str = "Kubernetes: securityContext.capabilities.add: [\"IPC_LOCK\"] of the container, for a program that runs as root; for others LimitMEMLOCK=infinity in the unit of the container runtime on the node (containerd.service, crio.service; RKE2 and K3s: rke2-agent.service, k3s-agent.service or those of the server), then restart it and the pod";
     let root = machine.root;
     // Whoever starts the program may raise it.
     match hard_limit(root, pid) {
@@ -293,8 +296,7 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
     let cgroup = root.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
     // Slurm may run in pods itself.
     if cgroup.contains("kubepods") {
-        const UNIT: &str = "LimitMEMLOCK=infinity in the unit of the container runtime on the node (containerd.service, crio.service; RKE2 and K3s: rke2-agent.service, k3s-agent.service or those of the server)";
-        return format!("no file of a container raises it. Kubernetes: securityContext.capabilities.add: [\"IPC_LOCK\"] of the container, for a program that runs as root; for others {UNIT}, then restart it and the pod");
+        return format!("no file of a container raises it. {KUBERNETES}");
     }
     if cgroup.contains("slurm") {
         return SLURM.to_owned();
@@ -327,7 +329,7 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
     if is_own && machine.setting.container.is_some()
         || ["docker", "libpod", "containerd"].iter().any(|word| cgroup.contains(word))
     {
-        return "no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root; Kubernetes: LimitMEMLOCK=infinity in the unit of the container runtime (containerd.service, crio.service) on the node".to_owned();
+        return format!("no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root. {KUBERNETES}");
     }
     // What systemd's manager of a user starts has that manager's limit; PAM never sees it.
     if cgroup.contains("/user@") {

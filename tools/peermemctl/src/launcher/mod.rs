@@ -421,7 +421,16 @@ impl Launched {
         if !flags.iter().any(|flag| !flag.starts_with("--") && flag.ends_with('c')) {
             return self.note(&format!("the script {script}"));
         }
-        if script.contains(['$', '`', '(', '{', '|', '<', '*', '\\']) {
+        // What is set after a condition may not be set.
+        let is_conditional = script.split("&&").skip(1).zip(script.split("&&")).any(|(then, before)| {
+            let first = |part: &str| split(part).first().cloned().unwrap_or_default();
+            let last = before.rsplit([';', '\n']).next().unwrap_or_default();
+            let is_sure =
+                assignment(&first(last)).is_some() || ["export", "unset", "cd"].contains(&first(last).as_str());
+            let sets = assignment(&first(then)).is_some() || ["export", "unset"].contains(&first(then).as_str());
+            sets && !is_sure
+        });
+        if is_conditional || script.contains(['$', '`', '(', '{', '|', '<', '*', '\\']) {
             self.note(&format!("{name} -c with more than assignments"));
         }
         let exports_all = flags.iter().any(|flag| !flag.starts_with("--") && flag.contains('a'));
@@ -532,7 +541,8 @@ const SHELLS: [&str; 8] = ["sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "f
 /// Returns the word by which a command without a folder, or of the system, is asked to start what somebody
 /// else runs: `systemctl start train`, `dask cuda worker`, `service train start`.
 fn verb_of_a_launcher<'a>(command: &str, arguments: &[&'a String]) -> Option<&'a str> {
-    let is_of_system = !command.contains('/') || command.starts_with("/usr/") || command.starts_with("/opt/");
+    const FOLDERS: [&str; 5] = ["/usr/", "/bin/", "/sbin/", "/opt/", "/snap/"];
+    let is_of_system = !command.contains('/') || FOLDERS.iter().any(|folder| command.starts_with(folder));
     let mut plain = arguments.iter().filter(|word| !word.starts_with('-')).map(|word| word.as_str()).take(3);
     let is_word = |word: &&str| word.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
     // A file is an argument of a program: `python3 train.py run`.
@@ -724,6 +734,7 @@ mod tests {
             "bash -c 'spack load nccl && ./app'",
             "bash -c 'X=1 ./warmup; ./app'",
             "bash -c 'declare -x X=1; ./app'",
+            "bash -c 'test -e /x && export X=1; ./app'",
             "mpirun --tune=job.conf ./app",
             "mpirun --am=job.conf ./app",
             "systemctl start train.service",
@@ -732,6 +743,7 @@ mod tests {
             "pm2 start train",
             "podman-hpc run image train",
             "/usr/bin/nvidia-docker run image train",
+            "/bin/systemctl start train",
             "finch run image train",
             "incus exec container train",
             "arena submit mpijob",
@@ -756,6 +768,7 @@ mod tests {
             "python3 train.py run",
             "./train run",
             "mpirun --map-by=ppr:8:node ./app",
+            "srun --wait 0 --gres-flags=enforce-binding ./app",
             "srun --quiet --kill-on-bad-exit -N2 -n 16 --gpus-per-node 8 ./app",
             "bash -c 'nvidia-smi; mkdir -p out && cd out; ./app'",
         ] {

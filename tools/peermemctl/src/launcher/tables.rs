@@ -218,7 +218,7 @@ pub(super) const APPTAINER_FLAGS: [&str; 11] = [
 
 /// Short options of srun that take no word, or have it with them.
 pub(super) const SRUN_FLAGS: [&str; 10] = ["-l", "-u", "-v", "-Q", "-E", "-k", "-K", "-O", "-s", "-X"];
-pub(super) const SRUN_LONG_FLAGS: [&str; 25] = [
+pub(super) const SRUN_LONG_FLAGS: [&str; 26] = [
     "--multi-prog",
     "--label",
     "--unbuffered",
@@ -239,16 +239,20 @@ pub(super) const SRUN_LONG_FLAGS: [&str; 25] = [
     "--propagate",
     "--hold",
     "--exact",
-    "--wait-for-children",
+    "--bcast",
+    "--nice",
     "--container-mount-home",
     "--no-container-mount-home",
     "--container-writable",
     "--container-remap-root",
 ];
 /// Long options of srun that take a word; those that set variables are noted besides.
-pub(super) const SRUN_LONG_WORDS: [&str; 49] = [
+pub(super) const SRUN_LONG_WORDS: [&str; 67] = [
+    "--accel-bind",
     "--account",
+    "--acctg-freq",
     "--chdir",
+    "--comment",
     "--constraint",
     "--container",
     "--container-image",
@@ -258,8 +262,10 @@ pub(super) const SRUN_LONG_WORDS: [&str; 49] = [
     "--core-spec",
     "--cores-per-socket",
     "--cpu-bind",
+    "--cpu_bind",
     "--cpus-per-gpu",
     "--cpus-per-task",
+    "--dependency",
     "--distribution",
     "--environment",
     "--epilog",
@@ -272,11 +278,15 @@ pub(super) const SRUN_LONG_WORDS: [&str; 49] = [
     "--gpus-per-node",
     "--gpus-per-task",
     "--gres",
+    "--gres-flags",
     "--het-group",
     "--hint",
     "--input",
     "--job-name",
     "--jobid",
+    "--licenses",
+    "--mail-type",
+    "--mail-user",
     "--mem",
     "--mem-bind",
     "--mem-per-cpu",
@@ -286,16 +296,25 @@ pub(super) const SRUN_LONG_WORDS: [&str; 49] = [
     "--nodelist",
     "--nodes",
     "--ntasks",
+    "--ntasks-per-core",
     "--ntasks-per-gpu",
     "--ntasks-per-node",
+    "--ntasks-per-socket",
+    "--open-mode",
     "--output",
     "--partition",
     "--prolog",
     "--qos",
+    "--relative",
     "--reservation",
+    "--signal",
+    "--switches",
     "--task-prolog",
     "--threads-per-core",
     "--time",
+    "--time-min",
+    "--tres-per-task",
+    "--wait",
 ];
 
 /// Words by which a command is asked to start what runs with variables of its own.

@@ -33,8 +33,14 @@ pub fn open(path: &Path) -> Result<Root> {
 /// Unpacks the machine in `file` into `dir`, and writes nowhere else, whatever somebody else wrote into the
 /// file: links are made when all else is there, and lead to what is in the machine.
 pub fn unpack(file: &Path, dir: &Path) -> Result<()> {
-    let (links, others): (Vec<_>, Vec<_>) =
-        Tree::read(file)?.entries.into_iter().partition(|(_, entry)| entry.kind == "L");
+    let entries = Tree::read(file)?.entries;
+    let is_link = |path: &Path| entries.iter().any(|(link, entry)| entry.kind == "L" && Path::new(link) == path);
+    // What lies behind a link has another path.
+    let behind = entries.keys().find(|path| Path::new(path).ancestors().skip(1).any(is_link));
+    if let Some(path) = behind {
+        bail!("{}: {path} lies behind a link", file.display());
+    }
+    let (links, others): (Vec<_>, Vec<_>) = entries.into_iter().partition(|(_, entry)| entry.kind == "L");
     for (path, entry) in others.into_iter().chain(links) {
         let inside = Path::new(path.trim_start_matches('/'));
         if !inside.components().all(|part| matches!(part, Component::Normal(_))) {
@@ -169,6 +175,7 @@ mod tests {
             "# x\nL /x -> ../..\nF /x/outside\n|text\n",
             "# x\nL /x -> ../../outside\n",
             "# x\nL /x -> {dir}\nF /x/outside\n|text\n",
+            "# x\nL /p -> .\nL /p/p/p/x -> ../../..\nL /x/outside -> nothing\n",
         ] {
             let dir = tempfile::tempdir().unwrap();
             let result = unpacked(dir.path(), &text.replace("{dir}", &dir.path().display().to_string()));

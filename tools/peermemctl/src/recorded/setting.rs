@@ -109,6 +109,7 @@ impl Recorder<'_> {
                 self.lines(&script, is_it);
             }
         }
+        self.link(modprobe::LISTS_SERVICE);
         if let Some(list) = modprobe::loaded_at_boot(self.root, NAME) {
             self.lines(&list, is_it);
         }
@@ -176,7 +177,7 @@ impl Recorder<'_> {
         let is_recorded = modprobe::UNITS.iter().any(|dir| self.has(&format!("{dir}/{service}")));
         if is_recorded && service != unit {
             for path in modprobe::UNITS.iter().map(|dir| format!("{dir}/{unit}")).filter(|path| root.exists(path)) {
-                self.lines(&path, |line| line.trim().starts_with(['[', 'U']));
+                self.lines(&path, |line| line.trim().starts_with('[') || line.trim().starts_with("Unit="));
             }
         }
     }
