@@ -137,7 +137,7 @@ pub(super) fn api_cure(machine: &Machine) -> String {
         format!("install Broadcom's own bnxt_re with its ib_peer_mem (its driver bundle){or}")
     } else if has_efa_module(machine) {
         // Amazon's own client of its driver (src/efa_nvmem_impl.h of amzn-drivers 47cf9fef56e9).
-        format!("{}{or}", machine.setting.on_host(&format!("modprobe {EFA_MODULE}")))
+        machine.setting.on_host(&format!("modprobe {EFA_MODULE}"))
     } else {
         match dma_buf {
             Some(dma_buf) => format!("{dma_buf}; the drivers of these NICs know no peer memory, whatever is installed"),

@@ -162,7 +162,10 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             let check = Check::warn(
                 ID,
                 format!("{name} could not be initialised by nvidia.ko: no CUDA program sees it"),
-                "dmesg | grep NVRM names the reason (firmware of another version, power, a fault of the board); then reset the GPU (nvidia-smi -r) or reboot",
+                machine.setting.on_host(&format!(
+                    "dmesg | grep NVRM names the reason; then reboot, or {}",
+                    log::reset_gpu(machine, "that GPU")
+                )),
             );
             let seen = not_started(machine, gpu).unwrap_or_default();
             (check.seen(seen), "could not be initialised by nvidia.ko".to_owned())
@@ -231,6 +234,10 @@ fn no_driver(machine: &Machine, gpu: &Device) -> (String, String) {
     let lines = machine.log.iter().flatten().filter(|line| line.contains("NVRM")).filter(about);
     let found = lines.flat_map(|line| REASONS.iter().filter(|(words, ..)| line.contains(words))).last();
     match found {
+        Some((_, why, _)) if machine.setting.driver_container => (
+            format!(": {why}"),
+            "have the GPU Operator bring a driver that knows it (driver.kernelModuleType: open from Turing on, else proprietary; driver.version)".to_owned(),
+        ),
         Some((_, why, cure)) => (format!(": {why}"), (*cure).to_owned()),
         None if machine.driver.is_some() => {
             (String::new(), "nvidia.ko is loaded and did not take it: dmesg | grep NVRM names the reason".to_owned())
@@ -388,7 +395,10 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
             machine.rdma.len() > 1,
             ID,
             format!("{} at {} ({}) has fallen off the bus: it answers nothing", device.name, nic.address, nic.name()),
-            "take what uses it away, then reboot; if that does not bring it back, the card, its slot or its power is at fault",
+            machine.setting.on_host(match machine.setting.virtual_machine {
+                Some(_) => "take what uses it away, then reboot this virtual machine; if that does not bring it back, look at the card on its host",
+                None => "take what uses it away, then reboot; if that does not bring it back, the card, its slot or its power is at fault",
+            }),
         )
         .about(Kind::Nic, &device.name, "have fallen off the bus: they answer nothing")
         .seen(format!("only ones in /sys/bus/pci/devices/{}/config", nic.address));

@@ -250,7 +250,7 @@ fn login(machine: &Machine) -> Check {
             memlock_cure(machine, "self", &Files::Allow),
         ),
         None => {
-            let why = match is_root(root) {
+            let why = match machine.setting.container.is_some() && is_root(root) {
                 true => "; this is root without CAP_IPC_LOCK",
                 false => ", unless they run as root",
             };
@@ -265,7 +265,7 @@ fn login(machine: &Machine) -> Check {
     }
 }
 
-/// Whether this process is root's, maybe of a container.
+/// Whether this process is root's.
 fn is_root(root: &Root) -> bool {
     let status = root.text("/proc/self/status").unwrap_or_default();
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
