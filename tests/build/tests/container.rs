@@ -183,7 +183,8 @@ fn a_module_that_does_not_load_in_place_of_another() {
     node.says("; the module that was loaded as version 1.0 had to go for it");
 }
 
-/// What is to be loaded cannot be noted, as on a full /run: what is loaded stays, and serves.
+/// On a full /run the container cannot note which module it is about to load. It leaves the module that is
+/// loaded, which goes on serving.
 #[test]
 fn a_run_folder_that_takes_nothing() {
     let mut node = Node::with_both();

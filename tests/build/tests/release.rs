@@ -164,7 +164,8 @@ fn what_is_missing_by_its_name_there() {
     }
 }
 
-/// What takes minutes begins with a line that names its log. The package of the module alone takes seconds.
+/// `make deb` and `make rpm` name their log in a first line where they compile for minutes. The package of
+/// the module alone takes seconds, and has no such line.
 #[test]
 fn a_package_that_takes_minutes_is_announced() {
     let call = |build: &str| {

@@ -771,8 +771,8 @@ fn each_kernel_by_itself(test: &mut Test) -> Result<()> {
     says_why(&text, "of the test")
 }
 
-/// What fails for the first kernel keeps nobody from looking at the others, also where it cannot be
-/// remembered. A kernel that has never had a module is not said to keep one.
+/// `upkeep refresh` looks at the other kernels where the build for the first one fails, even if that cannot
+/// be remembered. A kernel that has never had a module is not said to keep one.
 fn a_kernel_that_fails_beside_others(test: &mut Test) -> Result<()> {
     let (kernel, version) = (test.kernel()?, test.version());
     let text = test.machine.must(

@@ -67,8 +67,8 @@ pub struct VerifyWay {
     /// Bytes per second, in RDMA writes of 1 MiB; `null` if it was not measured.
     pub to_gpu: Option<f64>,
     pub from_gpu: Option<f64>,
-    /// How far the rounds of these two lie apart: of the direction where it is more, the fastest less the
-    /// slowest, as a part of the median; `null` if each was measured once.
+    /// The spread of the rounds: the fastest round less the slowest, as a part of the median, in the direction
+    /// where that is more; `null` if each direction was measured once.
     pub spread: Option<f64>,
     /// What the slowest link between the two carries, or the NIC itself if that is less.
     pub limit: Option<f64>,

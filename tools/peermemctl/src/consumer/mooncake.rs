@@ -8,7 +8,8 @@ use crate::setting::{vendor, Vendor};
 use crate::way::{Judged, Way};
 
 const VARIABLE: &str = "WITH_NVIDIA_PEERMEM";
-/// Of mooncake-transfer-engine/src/transfer_engine_impl.cpp: it asks for the second one first.
+/// The variables that choose a transport. mooncake-transfer-engine/src/transfer_engine_impl.cpp looks at
+/// MC_FORCE_HCA first.
 const TCP: &str = "MC_FORCE_TCP";
 const HCA: &str = "MC_FORCE_HCA";
 const FILTERS: &str = "MC_MS_FILTERS";

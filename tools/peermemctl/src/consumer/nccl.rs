@@ -73,7 +73,7 @@ pub fn by_version(machine: &Machine) -> Vec<String> {
     (by_module && no_peers).then(note).into_iter().collect()
 }
 
-/// What a variable of NCCL's that is a number says (ncclLoadParam in src/misc/param.cc).
+/// The number that a variable of NCCL's has (ncclLoadParam in src/misc/param.cc).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Number {
     Is(i64),

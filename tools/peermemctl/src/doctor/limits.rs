@@ -120,12 +120,23 @@ fn configured(root: &Root, file: &str, folder: &str) -> Vec<(String, String)> {
     files.flat_map(lines).collect()
 }
 
-/// What the files say of those who log in, and of services.
+/// The limits of locked memory that files set for those who log in, and for services.
 struct Configured {
-    /// Who may lock all memory, and where that is written: users that log in, those of a group, services.
+    /// The users or services that may lock all memory, in words, and the place where that is written.
     allowed: Option<(String, String)>,
     /// The line that gives users less, with its file, and how much that is in bytes.
     lowered: Option<(String, String, u64)>,
+}
+
+impl Configured {
+    /// Returns the same as a cure needs it.
+    fn files(&self) -> Files<'_> {
+        match (&self.allowed, &self.lowered) {
+            (Some(_), _) => Files::Allow,
+            (None, Some((line, file, _))) => Files::Lower(line, file),
+            (None, None) => Files::Silent,
+        }
+    }
 }
 
 /// Reads the files as pam_limits(8) does: of the lines for the same users the last one counts.
@@ -202,7 +213,9 @@ fn login(machine: &Machine) -> Check {
     const ID: &str = "limits.memlock";
     const SEEN: &str = "Max locked memory in /proc/self/limits";
     let root = machine.root;
-    let Configured { allowed, lowered } = by_configuration(root);
+    let configured = by_configuration(root);
+    let cure = || memlock_cure(machine, "self", &configured.files());
+    let Configured { allowed, lowered } = &configured;
     let of = match limit(root, "self") {
         None => {
             let check = Check::skip(ID, "the limit of locked memory cannot be read");
@@ -228,7 +241,7 @@ fn login(machine: &Machine) -> Check {
                 ID,
                 format!(
                     "no limit binds root; users that log in may lock {} only by configuration: more than that of GPU memory fails with \"Cannot allocate memory\"",
-                    text::bytes(limit)
+                    text::bytes(*limit)
                 ),
                 format!("replace '{line}' in {file} by '* - memlock unlimited': of such lines the last one counts"),
             )
@@ -243,19 +256,16 @@ fn login(machine: &Machine) -> Check {
         };
     }
     let here = format!("programs started from here may lock {bytes} only: more than that of GPU memory fails with \"Cannot allocate memory\"");
-    let check = match &allowed {
-        Some((who, _)) => Check::warn(
-            ID,
-            format!("{here}; {who} by configuration, but this process did not get that"),
-            memlock_cure(machine, "self", &Files::Allow),
-        ),
+    let check = match allowed {
+        Some((who, _)) => {
+            Check::warn(ID, format!("{here}; {who} by configuration, but this process did not get that"), cure())
+        }
         None => {
             let why = match machine.setting.container.is_some() && is_root(root) {
                 true => "; this is root without CAP_IPC_LOCK",
                 false => ", unless they run as root",
             };
-            let files = lowered.as_ref().map_or(Files::Silent, |(line, file, _)| Files::Lower(line, file));
-            Check::warn(ID, format!("{here}{why}"), memlock_cure(machine, "self", &files))
+            Check::warn(ID, format!("{here}{why}"), cure())
         }
     };
     let check = check.brief(format!("programs started from here may lock {bytes} only"));
@@ -352,12 +362,7 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
 /// Processes that have an RDMA device open and a limit that will stop them.
 fn processes(machine: &Machine) -> Vec<Check> {
     let root = machine.root;
-    let Configured { allowed, lowered } = by_configuration(root);
-    let files = match (allowed, &lowered) {
-        (Some(_), _) => Files::Allow,
-        (None, Some((line, file, _))) => Files::Lower(line, file),
-        (None, None) => Files::Silent,
-    };
+    let configured = by_configuration(root);
     let uses_rdma = |pid: &String| root.open_files(pid).iter().any(|file| file.contains("/dev/infiniband/uverbs"));
     root.names("/proc")
         .into_iter()
@@ -373,7 +378,7 @@ fn processes(machine: &Machine) -> Vec<Check> {
                 Check::warn(
                     "limits.process",
                     format!("process {pid} ({comm}) uses RDMA and may lock {} only: larger registrations fail with \"Cannot allocate memory\"", text::bytes(bytes)),
-                    format!("prlimit --pid {pid} --memlock=unlimited; for good: {}", memlock_cure(machine, &pid, &files)),
+                    format!("prlimit --pid {pid} --memlock=unlimited; for good: {}", memlock_cure(machine, &pid, &configured.files())),
                 )
                 .seen(format!("/proc/{pid}/limits, no CAP_IPC_LOCK in /proc/{pid}/status")),
             )

@@ -103,15 +103,14 @@ impl Recorder<'_> {
 
     /// Records rules of udev and enabled services that load the module.
     pub(super) fn loaders(&mut self) {
-        let is_it = is_of_module;
         for script in modprobe::scripts(self.root) {
-            if is_read_at_boot(self.root, &script) && self.root.text(&script).is_ok_and(|text| is_it(&text)) {
-                self.lines(&script, is_it);
+            if is_read_at_boot(self.root, &script) && self.root.text(&script).is_ok_and(|text| is_of_module(&text)) {
+                self.lines(&script, is_of_module);
             }
         }
         self.link(modprobe::LISTS_SERVICE);
         if let Some(list) = modprobe::loaded_at_boot(self.root, NAME) {
-            self.lines(&list, is_it);
+            self.lines(&list, is_of_module);
         }
         for dir in modprobe::UDEV {
             for name in self.root.names(dir) {
@@ -121,8 +120,8 @@ impl Recorder<'_> {
         let of_folder = self.root.names(modprobe::CRON_FOLDER).into_iter();
         let jobs = of_folder.map(|name| format!("{}/{name}", modprobe::CRON_FOLDER));
         for path in modprobe::CRON.into_iter().map(str::to_owned).chain(jobs) {
-            if self.root.text(&path).is_ok_and(|text| is_it(&text)) {
-                self.lines(&path, is_it);
+            if self.root.text(&path).is_ok_and(|text| is_of_module(&text)) {
+                self.lines(&path, is_of_module);
             }
         }
         let words = self.root.line(modprobe::COMMAND_LINE).unwrap_or_default();
