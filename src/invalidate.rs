@@ -28,8 +28,8 @@ pub(crate) fn start_ns() -> Option<u64> {
     Some(START.load(Relaxed)).filter(|start| *start != 0)
 }
 
-/// The free callback's work. The provider calls it through the function in callback.c, which gives
-/// back a module reference with its last instruction if this answers 1.
+/// Does the free callback's work. The provider calls it through the function in callback.c, which
+/// gives back a module reference with its last instruction if this answers 1.
 ///
 /// `data` is the ticket that was given to the provider. A late, repeated or stale one finds
 /// nothing.

@@ -9,17 +9,17 @@
 /// The proof of all of them: the module is built for 64-bit kernels only.
 const _: () = assert!(usize::BITS == u64::BITS);
 
-/// A length or an address of this kernel as the bindings and the tickets write it.
+/// Converts a length or an address of this kernel to the type of the bindings and the tickets.
 pub(crate) const fn u64_from(n: usize) -> u64 {
     n as u64
 }
 
-/// The inverse of [`u64_from`].
+/// Does the reverse of [`u64_from`].
 pub(crate) const fn usize_from(n: u64) -> usize {
     n as usize
 }
 
-/// A 32-bit number as an index.
+/// Converts a 32-bit number to an index.
 pub(crate) const fn index(n: u32) -> usize {
     n as usize
 }

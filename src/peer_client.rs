@@ -80,7 +80,7 @@ impl kernel::Module for PeerMem {
     }
 }
 
-/// The callbacks of one client: 0 is the first, 1 the second, 2 the one that only refuses.
+/// Returns the callbacks of one client: 0 is the first, 1 the second, 2 the one that only refuses.
 const fn callbacks<const CLIENT: u32>() -> raw::peer_memory_client {
     raw::peer_memory_client {
         name: [0; 64],
@@ -95,7 +95,7 @@ const fn callbacks<const CLIENT: u32>() -> raw::peer_memory_client {
     }
 }
 
-/// Is the range ours? The peer mutex is held. See [`walk::acquire`].
+/// Answers whether the range is ours. The peer mutex is held. See [`walk::acquire`].
 ///
 /// # Safety
 ///
@@ -184,7 +184,7 @@ unsafe extern "C" fn dma_unmap(_sg: *mut raw::sg_table, context: *mut c_void, _d
 /// None beyond the C prototype.
 unsafe extern "C" fn put_pages(_sg: *mut raw::sg_table, _context: *mut c_void) {}
 
-/// The tables are trimmed to this page size (rule 13).
+/// Returns the CPU's page size, to which the tables are trimmed (rule 13).
 ///
 /// # Safety
 ///

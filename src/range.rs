@@ -22,7 +22,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// `None` for an empty or wrapping span.
+    /// Returns the span of `len` bytes from `start`, or `None` for an empty or wrapping one.
     pub(crate) fn new(start: u64, len: u64) -> Option<Self> {
         if len == 0 {
             return None;
@@ -32,22 +32,22 @@ impl Span {
         Some(Self { start, len })
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub(crate) fn start(self) -> u64 {
         self.start
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(self) -> u64 {
         self.len
     }
 
-    /// The byte behind the last.
+    /// Returns the address behind the last byte.
     pub(crate) fn end(self) -> u64 {
         self.start.wrapping_add(self.len)
     }
 
-    /// The smallest span around this one whose ends are multiples of `granule`, a power of two.
+    /// Returns the smallest span around this one whose ends are multiples of `granule`, a power of two;
     /// `None` if it wraps.
     fn align_out(self, granule: u64) -> Option<Self> {
         let mask = granule.checked_sub(1)?;
@@ -70,8 +70,9 @@ pub(crate) struct GpuRange {
 }
 
 impl GpuRange {
-    /// `page_size` is the CPU's, in bytes and a power of two. `None` where the range is empty or
-    /// wraps once it is aligned: no memory of a GPU can lie there.
+    /// Returns the range of `size` bytes at `addr`. `page_size` is the CPU's, in bytes and a power of
+    /// two. Returns `None` where the range is empty or wraps once it is aligned: no memory of a GPU can
+    /// lie there.
     pub(crate) fn new(addr: u64, size: u64, page_size: u64) -> Option<Self> {
         let user = Span::new(addr, size)?;
         let pages = user.align_out(page_size)?;
@@ -80,17 +81,17 @@ impl GpuRange {
         Some(Self { user, pages })
     }
 
-    /// Exactly the addresses of `ibv_reg_mr()`.
+    /// Returns exactly the addresses of `ibv_reg_mr()`.
     pub(crate) fn user(&self) -> Span {
         self.user
     }
 
-    /// What the sg_table covers.
+    /// Returns the page-aligned range that the sg_table covers.
     pub(crate) fn pages(&self) -> Span {
         self.pages
     }
 
-    /// What the provider pins: [`Self::pages`], aligned outwards to [`PIN_GRANULE`].
+    /// Returns what the provider pins: [`Self::pages`], aligned outwards to [`PIN_GRANULE`].
     pub(crate) fn pinned(&self) -> Span {
         let mask = PIN_GRANULE.wrapping_sub(1);
         let start = self.pages.start & !mask;
@@ -104,7 +105,7 @@ impl GpuRange {
         self.pages.start & PIN_GRANULE.wrapping_sub(1)
     }
 
-    /// The first [`PIN_GRANULE`] of `piece`, whose ends are multiples of that. Who owns the start
+    /// Returns the first [`PIN_GRANULE`] of `piece`, whose ends are multiples of that. Who owns the start
     /// of `piece` owns it.
     pub(crate) fn granule_of(piece: Span) -> Self {
         // INVARIANT: One span twice, aligned as `piece` is and no longer than that.

@@ -13,7 +13,7 @@ pub(crate) struct Several<T> {
 }
 
 impl<T> Several<T> {
-    /// Just this one.
+    /// Holds just this one.
     pub(crate) fn one(first: T) -> Self {
         Self { first, others: None }
     }
@@ -41,27 +41,27 @@ impl<T> Several<T> {
         self.others.as_mut()?.pop()
     }
 
-    /// The first.
+    /// Returns the first.
     pub(crate) fn first(&self) -> &T {
         &self.first
     }
 
-    /// The first alone, without the others.
+    /// Returns the first alone, without the others.
     pub(crate) fn into_first(self) -> T {
         self.first
     }
 
-    /// The first, if it is the only one.
+    /// Returns the first, if it is the only one.
     pub(crate) fn only_mut(&mut self) -> Option<&mut T> {
         self.others().is_empty().then_some(&mut self.first)
     }
 
-    /// The last.
+    /// Returns the last.
     pub(crate) fn last_mut(&mut self) -> &mut T {
         self.others.as_mut().and_then(|others| others.last_mut()).unwrap_or(&mut self.first)
     }
 
-    /// The one at `index`, counted from 0.
+    /// Returns the one at `index`, counted from 0.
     pub(crate) fn get(&self, index: usize) -> Option<&T> {
         match index.checked_sub(1) {
             None => Some(&self.first),
@@ -69,23 +69,23 @@ impl<T> Several<T> {
         }
     }
 
-    /// How many there are, at least 1.
+    /// Returns how many there are, at least 1.
     pub(crate) fn len(&self) -> usize {
         self.others().len().saturating_add(1)
     }
 
-    /// Those behind the first, in order.
+    /// Returns those behind the first, in order.
     pub(crate) fn others(&self) -> &[T] {
         self.others.as_deref().unwrap_or_default()
     }
 
-    /// All of them, in order.
+    /// Returns all of them, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> + Clone {
         // (`pin_init` has a `chain()`, too.)
         Iterator::chain(core::iter::once(&self.first), self.others())
     }
 
-    /// As [`Self::iter`].
+    /// Returns all of them, in order.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         // (`pin_init` has a `chain()`, too.)
         Iterator::chain(core::iter::once(&mut self.first), self.others.as_deref_mut().unwrap_or_default())

@@ -32,7 +32,7 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// That of `runs`; `None` where there are none, or one reaches beyond the address space.
+    /// Returns the extent of `runs`; `None` where there are none, or one reaches beyond the address space.
     pub(crate) fn of(runs: &[Run]) -> Option<Self> {
         let first = runs.first()?;
         let (mut lowest, mut last, mut bits) = (first.addr, first.addr, 0);
@@ -65,7 +65,7 @@ pub(crate) enum Runs {
 }
 
 impl Runs {
-    /// All of them.
+    /// Returns all runs.
     pub(crate) fn as_slice(&self) -> &[Run] {
         match self {
             Self::None => &[],
@@ -74,7 +74,7 @@ impl Runs {
         }
     }
 
-    /// All of them.
+    /// Returns all runs.
     pub(crate) fn as_mut_slice(&mut self) -> &mut [Run] {
         match self {
             Self::None => &mut [],
@@ -98,7 +98,7 @@ impl Runs {
         Ok(())
     }
 
-    /// The list, where there is one.
+    /// Returns the list, where there is one.
     pub(crate) fn list(&mut self) -> Option<&mut KVVec<Run>> {
         match self {
             Self::Many(list) => Some(list),
@@ -176,12 +176,12 @@ pub(crate) struct Coalescer {
 }
 
 impl Coalescer {
-    /// `page_size` is a power of two.
+    /// Begins without a page. `page_size` is a power of two.
     pub(crate) fn new(page_size: u64) -> Self {
         Self { page_size, open: None }
     }
 
-    /// The same, behind the last of `runs`, which is taken out if a page could continue it.
+    /// Begins behind the last of `runs`, which is taken out if a page could continue it.
     pub(crate) fn behind(runs: &mut Runs, page_size: u64) -> Self {
         let aligned = |run: &Run| run.addr.wrapping_add(run.len) & page_size.wrapping_sub(1) == 0;
         let open = if runs.as_slice().last().is_some_and(aligned) { runs.pop() } else { None };
@@ -204,7 +204,7 @@ impl Coalescer {
         }
     }
 
-    /// Where the next page must lie to continue the open run, and how many pages in a row
+    /// Returns where the next page must lie to continue the open run, and how many pages in a row
     /// [`Self::extend`] may take: those short of the end of the address space.
     pub(crate) fn expected(&self) -> Option<(u64, u64)> {
         let run = self.open.as_ref()?;
@@ -222,7 +222,7 @@ impl Coalescer {
         }
     }
 
-    /// The last run; `None` if there was no page.
+    /// Returns the last run; `None` if there was no page.
     pub(crate) fn finish(self) -> Option<Run> {
         self.open
     }
@@ -235,12 +235,12 @@ pub(crate) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// At the first byte of `runs`.
+    /// Begins at the first byte of `runs`.
     pub(crate) fn new(runs: &'a [Run]) -> Self {
         Self { runs: runs.iter(), rest: None }
     }
 
-    /// The next run, or as much of it as `most` bytes; `None` at the end.
+    /// Returns the next run, or as much of it as `most` bytes; `None` at the end.
     pub(crate) fn next(&mut self, most: u64) -> Option<Run> {
         let run = self.rest.take().or_else(|| self.runs.next().copied())?;
         let len = run.len.min(most);
@@ -252,7 +252,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// The `wanted` bytes of `runs` that follow their first `skip` bytes.
+/// Returns the `wanted` bytes of `runs` that follow their first `skip` bytes.
 pub(crate) fn trim(
     mut runs: impl Iterator<Item = Run> + Clone,
     mut skip: u64,
@@ -282,8 +282,9 @@ pub(crate) fn trim(
 /// shift, others keep page sizes in an `unsigned int`. Hugepage registrations have tested 1 GiB.
 const CAP_LIMIT: u32 = 1 << 30;
 
-/// Rule 13: the device's segment limit in bytes, at most 1 GiB, rounded down to a power of two.
-/// So cuts fall on multiples that a NIC can use as its page size. Never below `page_size`.
+/// Returns the longest entry by rule 13: the device's segment limit in bytes, at most 1 GiB, rounded
+/// down to a power of two. So cuts fall on multiples that a NIC can use as its page size. Never below
+/// `page_size`.
 pub(crate) fn cap(device_limit: u64, page_size: u64) -> u32 {
     let limit = u32::try_from(device_limit.max(page_size)).map_or(CAP_LIMIT, |limit| limit.min(CAP_LIMIT));
     limit.checked_ilog2().map_or(CAP_LIMIT, |shift| 1 << shift)
@@ -321,7 +322,7 @@ impl Iterator for Cut {
     }
 }
 
-/// Number of entries that `runs` need under `cap`.
+/// Returns the number of entries that `runs` need under `cap`.
 pub(crate) fn entries(runs: impl Iterator<Item = Run>, cap: u32) -> usize {
     let mut resched = Resched::default();
     // Not `for`: a chain of adapters is quicker from inside.
@@ -343,7 +344,7 @@ pub(crate) struct Room(UnsafeCell<MaybeUninit<raw::nvpm_sg_room>>);
 unsafe impl Sync for Room {}
 
 impl Room {
-    /// Room that no table uses.
+    /// Returns room that no table uses.
     pub(crate) const fn new() -> Self {
         Self(UnsafeCell::new(MaybeUninit::uninit()))
     }

@@ -17,7 +17,7 @@ pub(crate) struct Device(NonNull<raw::device>);
 unsafe impl Send for Device {}
 
 impl Device {
-    /// `None` for NULL.
+    /// Wraps the device that `raw` points to. Returns `None` for NULL.
     ///
     /// # Safety
     ///
@@ -27,24 +27,24 @@ impl Device {
         NonNull::new(raw).map(Self)
     }
 
-    /// As the C side takes it.
+    /// Returns the pointer that the C side takes.
     pub(crate) fn as_ptr(self) -> *mut raw::device {
         self.0.as_ptr()
     }
 
-    /// Whether it is a PCI function.
+    /// Returns whether the device is a PCI function.
     pub(crate) fn is_pci(self) -> bool {
         // SAFETY: Valid by the invariant.
         unsafe { raw::nvpm_device_is_pci(self.0.as_ptr()) != 0 }
     }
 
-    /// PCI domain, bus and function in one number. 0 for what is not PCI.
+    /// Returns PCI domain, bus and function in one number, or 0 for a device that is not PCI.
     pub(crate) fn number(self) -> u64 {
         // SAFETY: Valid by the invariant.
         unsafe { raw::nvpm_device_number(self.0.as_ptr()) }
     }
 
-    /// Longest segment in bytes that the device takes.
+    /// Returns the longest segment, in bytes, that the device takes.
     pub(crate) fn segment_limit(self) -> u64 {
         // SAFETY: Valid by the invariant.
         unsafe { raw::nvpm_device_segment_limit(self.0.as_ptr()) }

@@ -34,7 +34,7 @@ pub(crate) struct ProviderPages {
 }
 
 impl ProviderPages {
-    /// Whether the provider may be asked to map such a table. With pages of 4 KiB its mapping
+    /// Returns whether the provider may be asked to map such a table. With pages of 4 KiB its mapping
     /// function stops the machine (`BUG_ON` in nv-p2p.c of the open kernel modules).
     pub(crate) fn mappable(&self) -> bool {
         self.page_size >= PIN_GRANULE
@@ -45,7 +45,7 @@ impl ProviderPages {
 /// in one entry (rule 13), and its page sizes divide this.
 const PIECE: u32 = 1 << 30;
 
-/// `runs` with those behind the first `mapped` cut into pieces.
+/// Returns `runs` with those behind the first `mapped` cut into pieces.
 fn in_pieces(runs: &[Run], mapped: usize) -> Result<Runs, Reason> {
     let (done, rest) = runs.split_at_checked(mapped).ok_or(Reason::DmaMapping)?;
     let count = mapped.saturating_add(sg::entries(rest.iter().copied(), PIECE));
@@ -81,13 +81,13 @@ enum Mapped {
 pub(crate) struct Mappings(Several<Mapping>);
 
 impl Mappings {
-    /// `all` of the mappings, in the order of the user's addresses.
+    /// Takes `all` mappings, in the order of the user's addresses.
     pub(crate) fn new(all: Several<Mapping>) -> Self {
         Self(all)
     }
 
-    /// The table of the DMA addresses of `range`, as the device must be given them. See
-    /// [`Table::new`]. What is not needed to unmap is gone afterwards: call it once.
+    /// Returns the table of the DMA addresses of `range`, as the device must be given them. See
+    /// [`Table::new`]. Drops what is not needed to unmap, so call it once.
     ///
     /// # Safety
     ///
@@ -111,20 +111,20 @@ impl Mappings {
         table
     }
 
-    /// Number of contiguous runs.
+    /// Returns the number of contiguous runs.
     pub(crate) fn runs(&self) -> usize {
         self.0.iter().fold(0, |sum, mapping| sum.saturating_add(mapping.count()))
     }
 
-    /// PCI numbers of the first GPU and of the device, 0 for one that has none.
+    /// Returns the PCI numbers of the first GPU and of the device, 0 for one that has none.
     pub(crate) fn ends(&self) -> (u64, u64) {
         let first = self.0.first();
         (first.gpu, first.device.number())
     }
 
-    /// If there is one mapping and we made it: undoes it, and returns its number of runs. `None` for
-    /// anything else, which is to be dropped without a state lock: there are many, or the provider
-    /// is called, and they are never a revocable pin's.
+    /// Undoes the mapping if there is one alone and we made it, and returns its number of runs.
+    /// Returns `None` for anything else, which is to be dropped without a state lock: there are many
+    /// mappings, or the provider is called, and they are never a revocable pin's.
     pub(crate) fn undo(&mut self) -> Option<usize> {
         let mapping = self.0.only_mut().filter(|mapping| !matches!(mapping.mapped, Mapped::ByProvider { .. }))?;
         let runs = mapping.count();
@@ -151,7 +151,8 @@ pub(crate) struct Mapping {
 // SAFETY: Runs are plain data, and the provider's records are bound to no thread.
 unsafe impl Send for Mapping {}
 
-/// The DMA address of `run`, which lies in a BAR, mapped for `device`. `None` if the DMA API fails.
+/// Maps `run`, which lies in a BAR, for `device` and returns its DMA address; `None` if the DMA API
+/// fails.
 fn map_run(device: Device, run: Run) -> Option<u64> {
     let mut dma = 0;
     // SAFETY: `device` is valid. `dma` is a local.
@@ -259,8 +260,7 @@ impl Mapping {
         Ok(untranslated)
     }
 
-    /// Has the provider map its `table`, of which `pages` tells the layout. `runs` lends its
-    /// memory.
+    /// Asks the provider to map its `table`, whose layout `pages` tells. `runs` lends its memory.
     ///
     /// Takes the RM API lock in the provider, sleeps and allocates: never under a state lock or the
     /// registry lock.
@@ -336,7 +336,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Number of contiguous runs, forgotten or not.
+    /// Returns the number of contiguous runs, forgotten or not.
     fn count(&self) -> usize {
         let forgotten = match &self.mapped {
             Mapped::Runs(_) => 0,
@@ -354,7 +354,7 @@ impl Mapping {
         }
     }
 
-    /// All DMA addresses, as the device must be given them.
+    /// Returns all DMA addresses, as the device must be given them.
     fn dma_runs(&self) -> impl Iterator<Item = Run> + Clone + '_ {
         let offset = match &self.mapped {
             Mapped::Whole { bus_offset, .. } => *bus_offset,

@@ -20,7 +20,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Its name for people and in `/proc/driver/nvidia-peermem`.
+    /// Returns its name for people and in `/proc/driver/nvidia-peermem`.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Persistent => "persistent",
@@ -37,7 +37,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The process on whose behalf the caller runs. A kernel thread is a process of its own.
+    /// Returns the process on whose behalf the caller runs. A kernel thread is a process of its own.
     pub(crate) fn current() -> Self {
         let mut process = raw::nvpm_process::default();
         // SAFETY: The pointer is valid for writing.
@@ -51,7 +51,7 @@ impl Process {
         (*self == Self::current()).then_some(OwnProcess(PhantomData))
     }
 
-    /// The process number, in the initial namespace.
+    /// Returns the process number, in the initial namespace.
     pub(crate) fn tgid(&self) -> u32 {
         self.tgid
     }
@@ -69,20 +69,20 @@ pub(crate) struct OwnProcess(PhantomData<*mut ()>);
 pub(crate) struct Task(NonZero<u64>);
 
 impl Task {
-    /// The task that runs this. There always is one.
+    /// Returns the task that runs this. There always is one.
     pub(crate) fn current() -> Option<Self> {
         // SAFETY: No precondition.
         NonZero::new(unsafe { raw::nvpm_current_task() }).map(Self)
     }
 }
 
-/// The CPU's page size in bytes.
+/// Returns the CPU's page size in bytes.
 pub(crate) fn page_size() -> u64 {
     // SAFETY: No precondition.
     unsafe { raw::nvpm_page_size() }
 }
 
-/// Monotonic time in nanoseconds, never 0.
+/// Returns the monotonic time in nanoseconds, never 0.
 pub(crate) fn now_ns() -> u64 {
     // SAFETY: No precondition.
     unsafe { raw::nvpm_now_ns() }
@@ -94,7 +94,7 @@ pub(crate) fn real_ns() -> u64 {
     unsafe { raw::nvpm_real_ns() }
 }
 
-/// The name of the task that the caller runs in, padded with zeroes.
+/// Returns the name of the task that the caller runs in, padded with zeroes.
 pub(crate) fn current_comm() -> [u8; 16] {
     let mut comm = [0; 16];
     // SAFETY: The array is as long as the C side says.
@@ -146,7 +146,7 @@ pub(crate) fn read_shortly<G, R>(try_lock: impl Fn() -> Option<G>, read: impl Fn
     }
 }
 
-/// Whether the caller's task was killed, and only has to notice.
+/// Returns whether the caller's task was killed, and only has to notice.
 pub(crate) fn is_killed() -> bool {
     // SAFETY: No precondition.
     unsafe { raw::nvpm_is_killed() != 0 }
@@ -160,7 +160,7 @@ impl Resched {
     /// Rounds between two calls of [`cond_resched`].
     pub(crate) const ROUNDS: usize = 1024;
 
-    /// To be called once in each round. As [`cond_resched`].
+    /// Does what [`cond_resched`] does, now and then. Call it once in each round.
     pub(crate) fn step(&mut self) {
         self.0 = self.0.wrapping_sub(1);
         if self.0 == 0 {
@@ -180,7 +180,7 @@ impl Default for Resched {
 pub(crate) struct ModuleRef(());
 
 impl ModuleRef {
-    /// `None` once the module is being unloaded.
+    /// Takes a reference to this module. Returns `None` once the module is being unloaded.
     pub(crate) fn get() -> Option<Self> {
         // SAFETY: No precondition.
         let got = unsafe { raw::nvpm_module_get() } != 0;
@@ -201,8 +201,8 @@ impl Drop for ModuleRef {
 pub(crate) struct PutGateShared(PhantomData<*mut ()>);
 
 impl PutGateShared {
-    /// Sleeps. Allowed under the peer mutex; never under the RM API lock, a umem mapping lock, a
-    /// state lock or the registry lock.
+    /// Takes the lock. Sleeps. Allowed under the peer mutex; never under the RM API lock, a umem mapping
+    /// lock, a state lock or the registry lock.
     pub(crate) fn lock() -> Self {
         // SAFETY: Process context; the lock order is the caller's duty as documented.
         unsafe { raw::nvpm_put_gate_lock_shared() };
@@ -221,7 +221,7 @@ impl Drop for PutGateShared {
 pub(crate) struct PutGateExclusive(PhantomData<*mut ()>);
 
 impl PutGateExclusive {
-    /// As [`PutGateShared::lock`].
+    /// Takes the lock, where [`PutGateShared::lock`] may be called.
     pub(crate) fn lock() -> Self {
         // SAFETY: Process context; the lock order is the caller's duty as documented.
         unsafe { raw::nvpm_put_gate_lock_exclusive() };

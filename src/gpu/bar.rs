@@ -13,7 +13,7 @@ pub(crate) struct Bar {
 }
 
 impl Bar {
-    /// The BAR in which every one of `runs` lies; `None` if there is no such BAR. May sleep.
+    /// Finds the BAR in which every one of `runs` lies; `None` if there is no such BAR. May sleep.
     pub(crate) fn around(runs: &[Run]) -> Option<Self> {
         let around = Extent::of(runs)?;
         let mut raw = raw::nvpm_bar::default();
@@ -24,7 +24,7 @@ impl Bar {
         (around.whole.addr >= raw.start && last <= raw.last).then_some(Self { raw, around })
     }
 
-    /// Where the runs lie that it was found for.
+    /// Returns where the runs lie for which the BAR was found.
     pub(crate) fn extent(&self) -> Extent {
         self.around
     }
@@ -34,12 +34,12 @@ impl Bar {
         self.raw.last.saturating_sub(self.raw.start).saturating_add(1)
     }
 
-    /// PCI number of the GPU.
+    /// Returns the GPU's PCI number.
     pub(crate) fn gpu(&self) -> u64 {
         self.raw.device
     }
 
-    /// What to add to a CPU address for the bus address, wrapping.
+    /// Returns what to add to a CPU address for the bus address, wrapping.
     pub(crate) fn bus_offset(&self) -> u64 {
         self.raw.bus_offset
     }

@@ -163,7 +163,7 @@ impl Placed {
     }
 }
 
-/// The runs of `piece`, which is the next one.
+/// Returns the runs of `piece`, which is the next one.
 fn runs_of(piece: &Piece, cursor: &mut Cursor<'_>) -> Result<Runs, Reason> {
     let mut runs = Runs::None;
     let mut left = piece.span.len();

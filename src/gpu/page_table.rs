@@ -36,7 +36,7 @@ fn page_bytes(code: u32) -> Option<u64> {
     }
 }
 
-/// Rule 14 on the numbers of a table. `flags` reads what tables of version 2 alone have.
+/// Judges the numbers of a table by rule 14. `flags` reads what tables of version 2 alone have.
 fn check_layout(
     version: u32,
     page_size: u32,
@@ -64,7 +64,7 @@ fn check_layout(
 pub(crate) struct PageTable<'a>(&'a PagePin);
 
 impl<'a> PageTable<'a> {
-    /// The table of `pin`.
+    /// Returns the table of `pin`.
     ///
     /// # Safety
     ///
@@ -75,7 +75,7 @@ impl<'a> PageTable<'a> {
         Self(pin)
     }
 
-    /// The pin.
+    /// Returns the pin.
     pub(crate) fn pin(&self) -> &PagePin {
         self.0
     }
@@ -96,7 +96,7 @@ impl<'a> PageTable<'a> {
         Ok(layout)
     }
 
-    /// The pages of a table that has `layout`, in order.
+    /// Returns the pages of a table that has `layout`, in order.
     fn pages(&self, layout: TableLayout) -> &[Page] {
         // SAFETY: The table is valid and unchanged as long as `self` by the invariant. `layout()`
         // found `pages` not NULL, and it holds `entries` aligned pointers, which `Page` is: 2^32
@@ -115,7 +115,7 @@ impl<'a> PageTable<'a> {
 struct Page(*mut raw::nvidia_p2p_page);
 
 impl Page {
-    /// Physical address of the page. `None` where the provider left the record out.
+    /// Returns the page's physical address, or `None` where the provider left the record out.
     fn address(&self) -> Option<u64> {
         // SAFETY: Not NULL where it is read, so it is valid by the invariant: it is borrowed from a
         // table that does not change meanwhile.
@@ -123,8 +123,8 @@ impl Page {
     }
 }
 
-/// How many of the first `pages` lie one behind the other, `step` bytes each, the first of them at
-/// `at`. The first one that is not as expected ends the run.
+/// Returns how many of the first `pages` lie one behind the other, `step` bytes each, the first of
+/// them at `at`. The first one that is not as expected ends the run.
 ///
 /// A large registration spends most of our time here: a handful of instructions per page, as long
 /// as it has the registers for itself.
@@ -173,7 +173,7 @@ impl Reader {
         Self { layout, coalescer, next: 0, runs }
     }
 
-    /// Whether all pages were read.
+    /// Returns whether all pages were read.
     pub(crate) fn done(&self) -> bool {
         self.next >= self.layout.entries
     }
@@ -230,7 +230,8 @@ impl Reader {
         Ok(())
     }
 
-    /// The run of all pages, once they were read: `None` where there are more runs than this one.
+    /// Returns the run of all pages, once they were read; `None` where there are more runs than this
+    /// one.
     pub(crate) fn alone(&self) -> Option<Run> {
         match self.runs {
             Runs::None => self.coalescer.finish(),
@@ -238,7 +239,7 @@ impl Reader {
         }
     }
 
-    /// The list with the last run. Allocates: not under a state lock.
+    /// Returns the list with the last run. Allocates: not under a state lock.
     pub(crate) fn finish(mut self) -> Result<Runs, Reason> {
         match self.coalescer.finish() {
             Some(run) => self.runs.append(run).map_err(|_| Reason::NoMemory)?,

@@ -33,7 +33,8 @@ pub(crate) fn find_provider() -> Result {
     Err(ENODEV)
 }
 
-/// The ticket that the provider hands to the free callback. It is a number and never followed.
+/// Returns the ticket that the provider hands to the free callback. It is a number and never
+/// followed.
 pub(crate) fn ticket_of(data: *mut c_void) -> u64 {
     num::u64_from(data.addr())
 }
@@ -95,7 +96,7 @@ pub(crate) struct Lost {
 }
 
 impl Put {
-    /// The provider's own answer.
+    /// Returns the provider's own answer.
     pub(crate) fn answer(&self) -> Result {
         match self {
             Self::Done => Ok(()),
@@ -182,23 +183,23 @@ impl PagePin {
         }
     }
 
-    /// What the provider was asked for.
+    /// Returns what the provider was asked for.
     pub(crate) fn span(&self) -> Span {
         self.span
     }
 
-    /// When the provider gave it, in nanoseconds.
+    /// Returns when the provider gave the pin, in nanoseconds.
     pub(crate) fn since_ns(&self) -> u64 {
         self.since_ns
     }
 
-    /// The provider's table. See the type's invariant for how long it is valid.
+    /// Returns the provider's table. The type's invariant tells how long it is valid.
     pub(super) fn table(&self) -> NonNull<raw::nvidia_p2p_page_table> {
         self.table
     }
 
-    /// The table for the provider's own mapping, which exists for persistent pins only. Such a
-    /// table is valid until the put, which comes after every unmapping.
+    /// Returns the table for the provider's own mapping, which exists for persistent pins only. Such
+    /// a table is valid until the put, which comes after every unmapping.
     pub(crate) fn persistent_table(&self) -> Option<NonNull<raw::nvidia_p2p_page_table>> {
         (self.kind == Kind::Persistent).then_some(self.table)
     }

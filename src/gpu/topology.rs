@@ -26,7 +26,7 @@ pub(crate) enum Reach {
 }
 
 impl Reach {
-    /// Its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
+    /// Returns its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Supported => "supported",
@@ -69,7 +69,7 @@ struct Known {
 }
 
 impl Known {
-    /// `None` for a free place.
+    /// Returns the pair, or `None` for a free place.
     fn pair(&self) -> Option<Pair> {
         // Acquire, for the Release in `remember()`: behind it the NIC's number is there. `reach` may
         // be newer, and either is true of the pair.
@@ -85,7 +85,7 @@ impl Known {
 static PAIRS: [Known; 1024] =
     [const { Known { gpu: Atomic::new(0), nic: Atomic::new(0), reach: Atomic::new(0) } }; 1024];
 
-/// The place of the pair, or the free one where it would stand; `None` where there is neither.
+/// Finds the place of the pair, or the free one where it would stand; `None` where there is neither.
 fn place(gpu: u64, nic: u64) -> Option<&'static Known> {
     // The upper ten bits of a product with the golden ratio: neighbouring numbers come far apart.
     let hash = ((gpu << 32) ^ nic).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
@@ -106,13 +106,13 @@ fn remember(pair: Pair) {
     known.gpu.store(pair.gpu, Release);
 }
 
-/// The pairs that were met.
+/// Returns the pairs that were met.
 pub(crate) fn pairs() -> impl Iterator<Item = Pair> {
     PAIRS.iter().filter_map(Known::pair)
 }
 
-/// A revocable pin joins the two, and the provider cannot be asked for one: the pair is reported,
-/// not guessed (rule 5).
+/// Notes that a revocable pin joins the two. The provider cannot be asked about such a pin, so the
+/// pair is reported as unknown, not guessed (rule 5).
 pub(crate) fn note_unasked(gpu: u64, device: Device) {
     let nic = device.number();
     if device.is_pci() && place(gpu, nic).is_some_and(|known| known.pair().is_none()) {
@@ -135,8 +135,8 @@ pub(crate) unsafe fn init() {
     unsafe { PAIRS_ADDING.init() };
 }
 
-/// The question to the provider: has it map `table`, and undoes that. The whole table is mapped
-/// under the RM API lock, so it should be short.
+/// Asks the provider whether the device reaches the GPU: has it map `table`, and undoes that. The
+/// whole table is mapped under the RM API lock, so it should be short.
 ///
 /// Takes the RM API lock in the provider: under a umem mapping lock for a persistent pin only.
 ///

@@ -24,8 +24,8 @@ impl Burst {
         Self { last: 0, said: 0, unsaid: 0 }
     }
 
-    /// It happened at `now`, in nanoseconds of a clock that never shows 0. The answer is how often
-    /// it was not logged since the last line, or `None` if it is not worth a line now.
+    /// Notes that it happened at `now`, in nanoseconds of a clock that never shows 0. Returns how often it
+    /// was not logged since the last line, or `None` if it is not worth a line now.
     pub(crate) fn happened(&mut self, now: u64) -> Option<u64> {
         let never = self.last == 0;
         let quiet = now.saturating_sub(self.last) >= QUIET;

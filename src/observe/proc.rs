@@ -148,7 +148,7 @@ pub(crate) struct Snapshot {
     pub(crate) invalidating: bool,
 }
 
-/// One line of `stats` for each client and their total.
+/// Writes one line of `stats` for each client and one for their total.
 fn per_client(f: &mut Seq, clients: &[Option<Asked>], name: &str, value: impl Fn(Kind) -> u64) -> fmt::Result {
     let values = || clients.iter().flatten().map(|client| (client.name, value(client.kind)));
     writeln!(f, "total.{name} {}", values().fold(0u64, |sum, (_, value)| sum.wrapping_add(value)))?;
@@ -189,7 +189,7 @@ pub(crate) fn stats(f: &mut Seq, module: Module<impl Iterator<Item = Pair>>) -> 
     Ok(())
 }
 
-/// What only grows, and what exists now.
+/// Writes what only grows, and what exists now.
 fn counters(f: &mut Seq, clients: &[Option<Asked>]) -> fmt::Result {
     type Select = fn(&PerClient) -> &Counter;
     let grown: [(&str, Select); 8] = [

@@ -70,17 +70,18 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
-    /// What `ibv_reg_mr()` fails with.
+    /// Returns the error that `ibv_reg_mr()` fails with.
     pub(crate) fn errno(self) -> Error {
         self.named_errno().1
     }
 
-    /// The name of [`Self::errno`].
+    /// Returns the name of [`Self::errno`].
     pub(crate) fn errno_name(self) -> &'static str {
         self.named_errno().0
     }
 
-    /// The provider's 524 (ENOTSUPP) has no name in user space, so it becomes EOPNOTSUPP.
+    /// Returns the error and its name. The provider's 524 (ENOTSUPP) has no name in user space, so it
+    /// becomes EOPNOTSUPP.
     fn named_errno(self) -> (&'static str, Error) {
         match self {
             Self::NotSupported | Self::NotPersistent | Self::OutsideBar | Self::NotPci | Self::Topology => {
@@ -126,12 +127,12 @@ impl Reason {
         Self::CoreOrder,
     ];
 
-    /// Its place in [`Self::ALL`].
+    /// Returns its place in [`Self::ALL`].
     pub(crate) fn index(self) -> usize {
         Self::ALL.iter().take_while(|other| other.key() != self.key()).count()
     }
 
-    /// Its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
+    /// Returns its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
     pub(crate) fn key(self) -> &'static str {
         match self {
             Self::NotSupported => "not_supported",
@@ -162,7 +163,7 @@ impl Reason {
         }
     }
 
-    /// What is wrong, and what to do about it.
+    /// Says what is wrong, and what to do about it.
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::NotSupported => {
@@ -229,7 +230,7 @@ impl Reason {
         }
     }
 
-    /// The offending number, where there is one.
+    /// Returns the offending number, where there is one.
     pub(crate) fn found(self) -> Option<u64> {
         match self {
             Self::Hole(found) | Self::LongerThanBar(found) => Some(found),

@@ -27,7 +27,7 @@ fn counters(kind: Kind) -> &'static PerReason {
     }
 }
 
-/// Each reason with the number of its refusals by the client that pins as `kind` says.
+/// Returns each reason with the number of its refusals by the client that pins as `kind` says.
 pub(crate) fn by_reason(kind: Kind) -> impl Iterator<Item = (Reason, u64)> + Clone {
     Reason::ALL.into_iter().zip(counters(kind).iter().map(Counter::value))
 }
@@ -92,7 +92,7 @@ fn place_of(seq: u64) -> usize {
     num::usize_from(seq).checked_rem(REMEMBERED).unwrap_or(0)
 }
 
-/// The first remembered refusal whose number is at least `seq`.
+/// Returns the first remembered refusal whose number is at least `seq`.
 pub(crate) fn failure_from(seq: u64) -> Option<Failure> {
     let failures = FAILURES.lock();
     let oldest = failures.count.saturating_sub(num::u64_from(REMEMBERED)).saturating_add(1);
@@ -133,7 +133,7 @@ pub(crate) fn refused(reason: Reason, client: Asked, user: Span) {
     }
 }
 
-/// One line: what, who, which value, what to do.
+/// Logs one line: what, who, which value, what to do.
 fn say(failure: &Failure, unsaid: u64) {
     let (comm, mut rest) = (shown(&failure.comm), Text::new());
     if let Some(found) = failure.reason.found() {
@@ -187,7 +187,7 @@ pub(crate) fn not_taken_back(error: Error, puts: u64, kind: Kind, user: Span) {
     );
 }
 
-/// A task's name as a log may show it.
+/// Returns a task's name as a log may show it.
 fn shown(comm: &[u8; 16]) -> Text {
     let mut text = Text::new();
     for byte in comm.iter().take_while(|byte| **byte != 0) {

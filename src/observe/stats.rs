@@ -139,7 +139,7 @@ impl Times {
 static PERSISTENT: PerClient = PerClient::new();
 static REVOCABLE: PerClient = PerClient::new();
 
-/// The counters of the client that pins as `kind` says.
+/// Returns the counters of the client that pins as `kind` says.
 pub(crate) fn client(kind: Kind) -> &'static PerClient {
     match kind {
         Kind::Persistent => &PERSISTENT,
@@ -156,7 +156,7 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// Without any call.
+    /// Returns counters that have counted no call.
     pub(crate) const fn new() -> Self {
         Self { calls: 0, total_ns: 0, longest_ns: 0, histogram: [0; BUCKETS] }
     }
@@ -209,7 +209,7 @@ pub(crate) fn late_callback(ticket: u64) {
     LATE.add(1);
 }
 
-/// Late callbacks so far.
+/// Returns the number of late callbacks so far.
 pub(crate) fn late_callbacks() -> u64 {
     LATE.value()
 }
@@ -219,7 +219,7 @@ pub(crate) fn add_put_errors(puts: u64) {
     PUT_ERRORS.add(puts);
 }
 
-/// Such puts so far.
+/// Returns the number of such puts so far.
 pub(crate) fn put_errors() -> u64 {
     PUT_ERRORS.value()
 }

@@ -84,13 +84,13 @@ fn emit(event: Event, traced: &raw::nvpm_traced, result: Result, ns: u64) {
     unsafe { raw::nvpm_trace_registration(event.number(), traced, ret, ns) };
 }
 
-/// A callback found no registration, or one that was revoked before.
+/// Traces a callback that found no registration, or one that was revoked before.
 pub(crate) fn late_callback(ticket: u64) {
     // SAFETY: No precondition.
     unsafe { raw::nvpm_trace_late_callback(ticket) };
 }
 
-/// A registration was refused.
+/// Traces a registration that was refused.
 pub(crate) fn failure(reason: Reason, user: Span) {
     let text = reason.key();
     let errno = reason.errno().to_errno().saturating_neg();

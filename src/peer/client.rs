@@ -13,7 +13,7 @@ use core::mem::MaybeUninit;
 use kernel::prelude::*;
 use kernel::sync::atomic::{Acquire, Atomic, Release};
 
-/// Whether this kernel's core has the peer-memory API.
+/// Checks that this kernel's core has the peer-memory API.
 pub(crate) fn find_core() -> Result {
     // SAFETY: No precondition.
     if unsafe { raw::nvpm_core_present() } != 0 {
@@ -83,7 +83,7 @@ static LEGACY: Mode = Mode {
     refusing: None,
 };
 
-/// The mode that the module was loaded in.
+/// Returns the mode that the module was loaded in.
 fn mode() -> &'static Mode {
     match (parameters::persistent_api_support(), parameters::revocable_fallback()) {
         (0, _) => &LEGACY,
@@ -92,22 +92,22 @@ fn mode() -> &'static Mode {
     }
 }
 
-/// Its word in `/proc/driver/nvidia-peermem`.
+/// Returns the mode's word in `/proc/driver/nvidia-peermem`.
 pub(crate) fn mode_name() -> &'static str {
     mode().name
 }
 
-/// Name of the client that pins nothing, where there is one. It counts for the first client.
+/// Returns the name of the client that pins nothing, where there is one. It counts for the first client.
 pub(crate) fn refusing_name() -> Option<&'static str> {
     mode().refusing
 }
 
-/// Whether the clients are plain ones, for cores without the extended form.
+/// Returns whether the clients are plain ones, for cores without the extended form.
 pub(crate) fn are_plain() -> bool {
     parameters::peerdirect_support() != 0
 }
 
-/// This module's version, as modinfo says.
+/// Returns this module's version, as modinfo says.
 pub(crate) fn version() -> &'static str {
     include_str!("../../VERSION").trim_ascii()
 }
@@ -121,12 +121,12 @@ impl Client {
         Self { owner: Owner { name, kind, otherwise, stop }, place }
     }
 
-    /// The client that is asked first.
+    /// Returns the client that is asked first.
     pub(crate) fn first() -> &'static Self {
         &mode().first
     }
 
-    /// The client that is asked second, where the mode has one.
+    /// Returns the client that is asked second, where the mode has one.
     pub(crate) fn second() -> Option<&'static Self> {
         mode().second.as_ref()
     }
@@ -178,7 +178,7 @@ static REFUSING_SLOT: Slot = Slot::new();
 /// Release and Acquire, so that who sees it set also sees the slots as they were written.
 static READY: Atomic<bool> = Atomic::new(false);
 
-/// Whether all clients are registered.
+/// Returns whether all clients are registered.
 pub(crate) fn ready() -> bool {
     READY.load(Acquire)
 }

@@ -5,25 +5,25 @@
 use crate::ffi::raw;
 use kernel::prelude::*;
 
-/// `peerdirect_support`: 0, or 1 for plain clients.
+/// Returns `peerdirect_support`: 0, or 1 for plain clients.
 pub(crate) fn peerdirect_support() -> c_int {
     // SAFETY: No precondition.
     unsafe { raw::nvpm_param_peerdirect_support() }
 }
 
-/// `persistent_api_support`: 1, or 0 for revocable pins first.
+/// Returns `persistent_api_support`: 1, or 0 for revocable pins first.
 pub(crate) fn persistent_api_support() -> c_int {
     // SAFETY: No precondition.
     unsafe { raw::nvpm_param_persistent_api_support() }
 }
 
-/// `revocable_fallback`: 0, or 1 for revocable pins where persistent ones are refused.
+/// Returns `revocable_fallback`: 0, or 1 for revocable pins where persistent ones are refused.
 pub(crate) fn revocable_fallback() -> c_int {
     // SAFETY: No precondition.
     unsafe { raw::nvpm_param_revocable_fallback() }
 }
 
-/// A module parameter that is 0 or 1. Anything else is refused in one line.
+/// Checks a module parameter that is 0 or 1. Refuses anything else in one line.
 fn check_flag(name: &str, value: c_int, meanings: &str) -> Result {
     if matches!(value, 0 | 1) {
         return Ok(());

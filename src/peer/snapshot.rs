@@ -15,7 +15,7 @@ use crate::pin::registry;
 use crate::pin::state::Phase;
 use kernel::prelude::*;
 
-/// What `stats` shows beside the counters.
+/// Returns what `stats` shows beside the counters.
 fn module() -> Module<impl Iterator<Item = Pair>> {
     let callback = invalidate::start_ns();
     Module {
@@ -30,7 +30,7 @@ fn module() -> Module<impl Iterator<Item = Pair>> {
     }
 }
 
-/// `registration`, if it belongs into `list`.
+/// Returns what `list` shows of `registration`, if it belongs there.
 fn listed(list: u32, registration: &Registration) -> Option<Snapshot> {
     shim::read_shortly(
         || registration.inner().try_lock(),
@@ -44,7 +44,7 @@ fn listed(list: u32, registration: &Registration) -> Option<Snapshot> {
     )
 }
 
-/// The first row of `list` from index `at` on, with its index.
+/// Returns the first row of `list` from index `at` on, with its index.
 fn row_from(list: u32, at: u64) -> Option<(u64, Snapshot)> {
     let mut at = u32::try_from(at).ok()?;
     loop {

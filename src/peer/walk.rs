@@ -48,8 +48,8 @@ global_lock! {
     unsafe(uninit) static WALK: Mutex<Option<(Question, FirstAnswer)>> = None;
 }
 
-/// What the first client answered to this question. The asker takes it: it is for one walk only,
-/// and the core may have skipped a client.
+/// Takes what the first client answered to this question. It is for one walk only, and the core may
+/// have skipped a client.
 fn first_answer(question: &Question) -> Option<FirstAnswer> {
     WALK.lock().take().filter(|(asked, _)| asked == question).map(|(_, answer)| answer)
 }
@@ -64,7 +64,7 @@ pub(crate) unsafe fn init() {
     unsafe { WALK.init() };
 }
 
-/// The core's `acquire`: pins `size` bytes at `addr`, once and for good. `None`: not ours.
+/// Answers the core's `acquire`: pins `size` bytes at `addr`, once and for good. `None`: not ours.
 ///
 /// The peer mutex is held, for every registration of the machine that get_user_pages() refused:
 /// this is silent and cheap for memory that is not ours. Takes the put gate, the RM API lock, state
@@ -114,7 +114,7 @@ pub(crate) fn acquire(client: &'static Client, addr: u64, size: u64) -> Option<A
     None
 }
 
-/// The same question to the client that only refuses, which is asked last.
+/// Answers the same question for the client that only refuses, which is asked last.
 ///
 /// It claims the memory of a umem that cannot be invalidated (a queue, DevX) after the persistent
 /// client refused it, only to report the reason in `get_pages`: the application would hear "bad

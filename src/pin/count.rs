@@ -15,7 +15,7 @@ pub(super) struct Counted {
 }
 
 impl Registration {
-    /// The counters of this registration's owner.
+    /// Returns the counters of this registration's owner.
     pub(crate) fn counters(&self) -> &'static PerClient {
         stats::client(self.owner().kind)
     }

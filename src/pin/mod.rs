@@ -53,7 +53,7 @@ pub(crate) enum Otherwise {
 }
 
 impl Owner {
-    /// As refusals and `/proc` name it.
+    /// Returns the owner as refusals and `/proc` name it.
     pub(crate) fn asked(&self) -> Asked {
         Asked { name: self.name, kind: self.kind }
     }

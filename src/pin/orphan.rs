@@ -132,7 +132,7 @@ pub(crate) fn reap(most: usize) {
     }
 }
 
-/// See [`reap`].
+/// Puts at most `most` orphans. See [`reap`].
 fn reap_some(most: usize) {
     let process = Process::current();
     for _ in 0..most {

@@ -92,7 +92,7 @@ impl Finder {
         }
     }
 
-    /// What to do next. Each [`Step::Ask`] is answered by [`Self::worked`] or [`Self::failed`].
+    /// Returns what to do next. The caller answers each [`Step::Ask`] by [`Self::worked`] or [`Self::failed`].
     pub(crate) fn next(&self) -> Step {
         let to = match self.trying {
             _ if self.at >= self.end => return Step::Done,
@@ -105,7 +105,8 @@ impl Finder {
         span.map_or(Step::Hole(self.at), Step::Ask)
     }
 
-    /// The provider pinned what it was asked for. Whether that is in place of the piece before.
+    /// Notes that the provider pinned what it was asked for. Returns whether that is in place of the piece
+    /// before.
     pub(crate) fn worked(&mut self, asked: Span) -> bool {
         let longer = self.good > self.at;
         // INVARIANT: `next()` chose it behind `good`.
@@ -125,7 +126,7 @@ impl Finder {
         longer
     }
 
-    /// The provider does not know what it was asked for as part of one allocation.
+    /// Notes that the provider does not know what it was asked for as part of one allocation.
     pub(crate) fn failed(&mut self, asked: Span) {
         self.bad = asked.end();
         self.streak = 0;
@@ -139,7 +140,7 @@ impl Finder {
         }
     }
 
-    /// An end between those that worked and failed; `None` if there is none to try.
+    /// Returns an end between those that worked and failed; `None` if there is none to try.
     fn between(&self) -> Option<u64> {
         let below = |at: u64, unit: u64| at & !unit.wrapping_sub(1);
         let above = |at: u64, unit: u64| at.checked_add(unit).map(|at| below(at, unit));
@@ -171,7 +172,7 @@ impl Finder {
         self.go_on();
     }
 
-    /// To the place behind the piece.
+    /// Moves to the place behind the piece.
     fn go_on(&mut self) {
         self.at = self.good;
         let more = self.at.saturating_add(self.length) < self.end;

@@ -202,7 +202,7 @@ fn probe(owner: &'static Owner, range: &GpuRange) -> Result<Start, Unclaimed> {
     Ok(start)
 }
 
-/// The BAR in which the runs of a pin lie.
+/// Finds the BAR in which the runs of a pin lie.
 fn bar_around(registration: &Registration) -> Start {
     // Not under the state lock: finding a BAR may sleep.
     let pinned = registration.inner().lock().state.take_read();

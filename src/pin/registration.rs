@@ -62,8 +62,8 @@ pub(crate) enum Rest {
 }
 
 impl Inner {
-    /// The provider's table of the pin at `index`, for reading: `None` once the pins are revoked or
-    /// put, or if there are fewer.
+    /// Returns the provider's table of the pin at `index`, for reading: `None` once the pins are revoked
+    /// or put, or if there are fewer.
     pub(crate) fn page_table(&self, index: usize) -> Option<PageTable<'_>> {
         // SAFETY: The pin is held and not revoked, and the answer borrows from under the state
         // lock. A put takes the pin out of the state first, and a free callback sets its mark
@@ -71,14 +71,14 @@ impl Inner {
         self.state.held()?.get(index).map(|pin| unsafe { PageTable::of(pin) })
     }
 
-    /// A free callback that began at `start_ns` found this registration, and will wait for the core or
-    /// not.
+    /// Notes that a free callback that began at `start_ns` found this registration, and whether it will
+    /// wait for the core.
     pub(crate) fn begin_callback(&mut self, start_ns: u64, invalidating: bool) {
         self.callback_ns = start_ns;
         self.invalidating = if invalidating { Task::current() } else { None };
     }
 
-    /// It is done here.
+    /// Notes that the callback is done here.
     pub(crate) fn end_callback(&mut self) {
         self.callback_ns = 0;
         self.invalidating = None;
@@ -113,7 +113,7 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// A registration that is about to be pinned. `ticket` stands for it in the registry.
+    /// Makes a registration that is about to be pinned. `ticket` stands for it in the registry.
     pub(crate) fn new(owner: &'static Owner, range: GpuRange, module: ModuleRef, ticket: u64) -> impl PinInit<Self> {
         // In place: it is large.
         let inner = init!(Inner {
@@ -140,44 +140,44 @@ impl Registration {
         })
     }
 
-    /// This registration's ticket.
+    /// Returns this registration's ticket.
     pub(crate) fn ticket(&self) -> u64 {
         self.ticket
     }
 
-    /// The owner that pins it.
+    /// Returns the owner that pins it.
     pub(crate) fn owner(&self) -> &'static Owner {
         self.owner
     }
 
-    /// What was asked for.
+    /// Returns the range that was asked for.
     pub(crate) fn range(&self) -> &GpuRange {
         &self.range
     }
 
-    /// Whether the pin is one that the provider can take back by itself.
+    /// Returns whether the pin is one that the provider can take back by itself.
     pub(crate) fn is_revocable(&self) -> bool {
         self.owner.kind == Kind::Revocable
     }
 
-    /// The state lock, and what it protects.
+    /// Returns the state lock, and what it protects.
     pub(crate) fn inner(&self) -> &Mutex<Inner> {
         &self.inner
     }
 
-    /// Room for the only table that this registration ever has.
+    /// Returns room for the only table that this registration ever has.
     pub(crate) fn room(&self) -> &Room {
         &self.room
     }
 
-    /// The invalidation lock.
+    /// Returns the invalidation lock.
     pub(crate) fn invalidation(&self) -> &Mutex<()> {
         &self.invalidation
     }
 
-    /// The process that registered. It alone may put a revocable pin: the provider knows such pins by
-    /// process and table address only, and answers any other process as if the put had worked (rule
-    /// 8).
+    /// Returns the process that registered. It alone may put a revocable pin: the provider knows such
+    /// pins by process and table address only, and answers any other process as if the put had worked
+    /// (rule 8).
     pub(crate) fn process(&self) -> &Process {
         &self.process
     }

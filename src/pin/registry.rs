@@ -102,7 +102,7 @@ pub(crate) unsafe fn clear() {
     let _old = core::mem::replace(&mut *REGISTRY.lock(), Registry::new());
 }
 
-/// Generation and index of a slot.
+/// Splits a ticket into generation and index of a slot.
 fn split(ticket: u64) -> Option<(u32, u32)> {
     Some((u32::try_from(ticket >> 32).ok()?, u32::try_from(ticket & u64::from(u32::MAX)).ok()?))
 }
@@ -121,7 +121,7 @@ impl Registry {
         self.chunks.get_mut(index.checked_div(CHUNK)?)?.get_mut(index.checked_rem(CHUNK)?)
     }
 
-    /// The slot that `ticket` stands for, unless it was given to another since.
+    /// Returns the slot that `ticket` stands for, unless it was given to another since.
     fn owned(&mut self, ticket: u64) -> Option<&mut Slot> {
         let (generation, index) = split(ticket)?;
         self.slot(index).filter(|slot| slot.generation == generation)
@@ -167,8 +167,8 @@ impl Registry {
         Some(entry)
     }
 
-    /// The index of the first slot that another chunk would have; `None` if an index could not name
-    /// all of its slots.
+    /// Returns the index of the first slot that another chunk would have; `None` if an index could not
+    /// name all of its slots.
     fn next_index(&self) -> Option<u32> {
         let first = u32::try_from(self.chunks.len().checked_mul(CHUNK)?).ok()?;
         let behind = first.checked_add(u32::try_from(CHUNK).ok()?)?;
@@ -192,7 +192,7 @@ impl Registry {
         None
     }
 
-    /// A ticket of a free slot, where `chunk` is added if there is none.
+    /// Returns a ticket of a free slot. Adds `chunk` if there is none.
     fn ticket(&mut self, chunk: &mut Option<KVec<Slot>>) -> Result<u64, Need> {
         loop {
             if let Some(ticket) = self.take_free() {
@@ -274,7 +274,7 @@ impl Registry {
         }
     }
 
-    /// An orphan of `list` that `process` may put, among the first ones: every free callback waits
+    /// Finds an orphan of `list` that `process` may put, among the first ones: every free callback waits
     /// for the lock meanwhile.
     fn find_orphan(&mut self, list: usize, process: &Process) -> Option<Arc<Registration>> {
         let mut at = *self.orphans.get(list)?;
@@ -290,12 +290,12 @@ impl Registry {
     }
 }
 
-/// The list of orphans for those that only `process` may put.
+/// Returns the list of orphans for those that only `process` may put.
 fn list_of(process: &Process) -> usize {
     num::index(process.tgid()).checked_rem(LISTS).unwrap_or(0)
 }
 
-/// A chunk of slots that were never given out.
+/// Makes a chunk of slots that were never given out.
 fn new_chunk() -> Result<KVec<Slot>> {
     let mut chunk = KVec::with_capacity(CHUNK, GFP_KERNEL)?;
     for _ in 0..CHUNK {
@@ -344,7 +344,7 @@ pub(crate) fn insert<I: PinInit<Registration>>(make: impl FnOnce(u64) -> I) -> R
     }
 }
 
-/// The registration that `ticket` stands for, counted; `None` if there is none (any more).
+/// Returns the registration that `ticket` stands for, counted; `None` if there is none (any more).
 ///
 /// Allowed in the free callback: takes the registry lock only.
 pub(crate) fn get(ticket: u64) -> Option<Arc<Registration>> {
@@ -391,7 +391,7 @@ pub(crate) fn add_orphan(registration: &Registration) {
     REGISTRY.lock().link_orphan(registration.ticket(), list_of(registration.process()));
 }
 
-/// Whether there are orphans, of whatever process. Takes no lock.
+/// Returns whether there are orphans, of whatever process. Takes no lock.
 pub(crate) fn has_orphans() -> bool {
     ORPHANS.load(Relaxed) != 0
 }

@@ -10,12 +10,12 @@ use crate::pin::state::Memory;
 use crate::range::Span;
 
 impl Registration {
-    /// The owner as refusals and `/proc` name it.
+    /// Returns the owner as refusals and `/proc` name it.
     pub(crate) fn asked(&self) -> Asked {
         self.owner().asked()
     }
 
-    /// What tracepoints show of this registration.
+    /// Returns what tracepoints show of this registration.
     pub(crate) fn traced(&self) -> raw::nvpm_traced {
         raw::nvpm_traced {
             ticket: self.ticket(),
@@ -25,12 +25,12 @@ impl Registration {
         }
     }
 
-    /// What tracepoints show of one of its pieces.
+    /// Returns what tracepoints show of one of its pieces.
     pub(crate) fn traced_piece(&self, piece: Span) -> raw::nvpm_traced {
         raw::nvpm_traced { va: piece.start(), length: piece.len(), ..self.traced() }
     }
 
-    /// This registration as the admin sees it. `inner` is its own.
+    /// Returns this registration as the admin sees it. `inner` is its own.
     pub(crate) fn snapshot(&self, inner: &Inner) -> Snapshot {
         let (runs, (gpu, nic)) = match inner.state.memory() {
             Memory::None => (0, (0, 0)),

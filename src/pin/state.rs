@@ -77,7 +77,7 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    /// Its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
+    /// Returns its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Pinning => "pinning",
@@ -126,13 +126,13 @@ pub(crate) enum Ending {
 }
 
 impl<P, R, M> State<P, R, M> {
-    /// A registration about to call the provider's get.
+    /// Begins the state of a registration that is about to call the provider's get.
     pub(crate) fn new() -> Self {
         Self { pin: PinState::Pinning, map: MapState::None, memory: Memory::None, revoked: false, core_ticket: None }
     }
 
-    /// The provider's get succeeded. If the callback was faster, the page table of the pin must not
-    /// be looked at.
+    /// Notes that the provider's get succeeded. If the callback was faster, the page table of the pin must
+    /// not be looked at.
     pub(crate) fn pinned(&mut self, pin: P) -> Winner {
         if self.revoked {
             self.pin = PinState::Gone;
@@ -142,12 +142,12 @@ impl<P, R, M> State<P, R, M> {
         Winner::Caller
     }
 
-    /// Nothing is left to put: the provider's get failed, or its put ended the pin.
+    /// Notes that nothing is left to put: the provider's get failed, or its put ended the pin.
     pub(crate) fn no_pin(&mut self) {
         self.pin = PinState::Gone;
     }
 
-    /// The pin, for reading the provider's table: `None` once revoked or put.
+    /// Returns the pin, for reading the provider's table: `None` once revoked or put.
     pub(crate) fn held(&self) -> Option<&P> {
         match &self.pin {
             PinState::Held(pin) if !self.revoked => Some(pin),
@@ -155,7 +155,7 @@ impl<P, R, M> State<P, R, M> {
         }
     }
 
-    /// The state in one word.
+    /// Returns the state in one word.
     pub(crate) fn phase(&self) -> Phase {
         match (&self.pin, &self.map) {
             (PinState::Pinning, _) => Phase::Pinning,
@@ -169,7 +169,7 @@ impl<P, R, M> State<P, R, M> {
         }
     }
 
-    /// What is known of the pinned memory, for looking at.
+    /// Returns what is known of the pinned memory, for looking at.
     pub(crate) fn memory(&self) -> &Memory<R, M> {
         match self.map {
             MapState::Ended => &Memory::None,
@@ -183,7 +183,7 @@ impl<P, R, M> State<P, R, M> {
         self.memory = Memory::Read(read);
     }
 
-    /// What was read of the provider's tables: once, then `None`.
+    /// Takes what was read of the provider's tables: once, then `None`.
     pub(crate) fn take_read(&mut self) -> Option<R> {
         match core::mem::replace(&mut self.memory, Memory::None) {
             Memory::Read(read) => Some(read),
@@ -194,7 +194,7 @@ impl<P, R, M> State<P, R, M> {
         }
     }
 
-    /// The core's ticket for its invalidate hook. Zero is a valid one.
+    /// Keeps the core's ticket for its invalidate hook. Zero is a valid one.
     pub(crate) fn set_core_ticket(&mut self, ticket: u64) {
         self.core_ticket = Some(ticket);
     }
@@ -225,7 +225,7 @@ impl<P, R, M> State<P, R, M> {
         }
     }
 
-    /// What is left of a mapping that ended, or was read for one that never was.
+    /// Takes what is left of a mapping that ended, or was read for one that never was.
     pub(crate) fn take_rest(&mut self) -> Memory<R, M> {
         match self.map {
             MapState::Live => Memory::None,
@@ -233,7 +233,7 @@ impl<P, R, M> State<P, R, M> {
         }
     }
 
-    /// The free callback's mark.
+    /// Sets the free callback's mark.
     pub(crate) fn revoke(&mut self) -> Revocation {
         if self.revoked {
             return Revocation::Repeated;
@@ -251,7 +251,8 @@ impl<P, R, M> State<P, R, M> {
         }
     }
 
-    /// First look at the end of the registration: rule 7's check before the put gate is touched.
+    /// Looks for the first time at the end of the registration: rule 7's check before the put gate is
+    /// touched.
     pub(crate) fn ending(&self) -> Ending {
         match self.pin {
             PinState::Held(_) if !self.revoked => Ending::Put,
@@ -259,8 +260,8 @@ impl<P, R, M> State<P, R, M> {
         }
     }
 
-    /// Second look, with everything held that guards a put: the pin, unless the callback took it
-    /// meanwhile.
+    /// Looks for the second time, with everything held that guards a put. Returns the pin, unless the
+    /// callback took it meanwhile.
     pub(crate) fn take_for_put(&mut self) -> Option<P> {
         if self.revoked {
             return None;
@@ -274,7 +275,7 @@ impl<P, R, M> State<P, R, M> {
         }
     }
 
-    /// The provider's put did nothing. The pin is an orphan now, unless the callback took it
+    /// Notes that the provider's put did nothing. The pin is an orphan now, unless the callback took it
     /// meanwhile.
     pub(crate) fn put_failed(&mut self, pin: P) -> Winner {
         if self.revoked {

@@ -27,7 +27,7 @@ impl Registration {
         reason.errno()
     }
 
-    /// The core's `get_pages`: takes over what `acquire` pinned, and pins what it left to this.
+    /// Does the core's `get_pages`: takes over what `acquire` pinned, and pins what that left to it.
     /// `core_ticket` is for the invalidate hook.
     ///
     /// The umem mapping lock is held. Takes the state lock, and the RM API lock where there is
@@ -63,7 +63,7 @@ impl Registration {
         Ok(())
     }
 
-    /// The core's `dma_map`: maps for `device`, and gives the core a table of exactly the
+    /// Does the core's `dma_map`: maps for `device`, and gives the core a table of exactly the
     /// page-aligned user range.
     ///
     /// The umem mapping lock is held. Takes the state lock; calls the provider (RM API lock) only
@@ -81,7 +81,7 @@ impl Registration {
         mapped
     }
 
-    /// See [`Self::dma_map`].
+    /// Does the work of [`Self::dma_map`].
     ///
     /// # Safety
     ///
@@ -188,13 +188,13 @@ impl Registration {
         answer
     }
 
-    /// The core's `dma_unmap`: unmaps, unless the callback did. For a plain client the umem mapping
+    /// Does the core's `dma_unmap`: unmaps, unless the callback did. For a plain client the umem mapping
     /// lock is held. Takes the state lock.
     pub(crate) fn dma_unmap(&self) {
         self.unmap_and(|_| ());
     }
 
-    /// The core's `release`: ends the registration, in whatever state it is. Waits until no free
+    /// Does the core's `release`: ends the registration, in whatever state it is. Waits until no free
     /// callback of it is inside the core's hook. The core forgets the umem's client once this has
     /// returned, and reads it inside the hook.
     ///

@@ -47,7 +47,7 @@ pub(super) fn copy_runs<'a>(registration: &'a Registration, mut inner: MutexGuar
     Ok(())
 }
 
-/// Has `reader` read all pages of the provider's table of the pin at `index`. Gives `inner`, the
+/// Lets `reader` read all pages of the provider's table of the pin at `index`. Gives `inner`, the
 /// state lock, up now and then; the answer holds it.
 fn read_pages<'a>(
     registration: &'a Registration,
