@@ -52,7 +52,7 @@ pub fn merged(old: &str, rows: &[Value]) -> Option<String> {
 }
 
 /// Returns, for each program with a log in these rows, a file beside the page and its text: the longest
-/// log that the program wrote of choosing each way. A way that has no log in these rows keeps the one
+/// log that each version wrote of choosing each way. A way that has no log in these rows keeps the one
 /// in the present file, which `read` returns.
 pub fn logs(rows: &[Value], read: impl Fn(&str) -> String) -> Vec<(String, String)> {
     let mut longest: BTreeMap<&str, BTreeMap<String, Vec<&str>>> = BTreeMap::new();
@@ -60,7 +60,7 @@ pub fn logs(rows: &[Value], read: impl Fn(&str) -> String) -> Vec<(String, Strin
         let log: Vec<&str> = row["log"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let Some(program) = row["program"].as_str().filter(|_| !log.is_empty()) else { continue };
         let text = |name: &str| row[name].as_str().unwrap_or_default();
-        let title = format!("{}, module: {} {}", text("way"), text("module"), text("mode"));
+        let title = format!("{}, {}, module: {} {}", text("version"), text("way"), text("module"), text("mode"));
         let known = longest.entry(program).or_default().entry(title.trim_end().to_string()).or_default();
         if log.len() > known.len() {
             *known = log;
@@ -99,15 +99,17 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_longest_log_of_each_way_is_kept_and_those_of_other_ways_stay() {
-        let row = |way: &str, log: &[&str]| json!({"program": "nixl", "way": way, "module": "none", "log": log});
-        let rows =
-            [row("dma-buf", &["a"]), row("dma-buf", &["b", "c"]), row("dma-buf", &[]), json!({"program": "ucx"})];
+    fn the_longest_log_of_each_way_is_kept_and_those_of_other_ways_and_versions_stay() {
+        let row =
+            |log: &[&str]| json!({"program": "nixl", "version": "2", "way": "dma-buf", "module": "none", "log": log});
+        let rows = [row(&["a"]), row(&["b", "c"]), row(&[]), json!({"program": "ucx"})];
         let file = |text: &str| [("docs/results/programs-nixl.txt".to_string(), text.to_string())];
-        let new = "dma-buf, module: none\n\nb\nc\n";
+        let new = "2, dma-buf, module: none\n\nb\nc\n";
         assert_eq!(logs(&rows, |_| String::new()), file(new));
-        let old = "dma-buf, module: none\n\nd\n\npeer memory, module: ours\n\ne\nf\n";
-        let wanted = format!("{new}\npeer memory, module: ours\n\ne\nf\n");
+        let others = "1, dma-buf, module: none\n\nd\n\n2, peer memory, module: ours\n\ne\nf\n";
+        let (before, after) = others.split_at(others.find("\n2").unwrap());
+        let old = format!("2, dma-buf, module: none\n\ng\n\n{others}");
+        let wanted = format!("{before}\n{new}{after}");
         assert_eq!(logs(&rows, |_| old.to_string()), file(&wanted));
     }
 
