@@ -185,7 +185,7 @@ pub fn newer(root: &Root, running: &str) -> Vec<String> {
 }
 
 /// The numbers in a release, for comparing which is newer.
-fn numbers(release: &str) -> Vec<u64> {
+pub fn numbers(release: &str) -> Vec<u64> {
     release.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
 }
 

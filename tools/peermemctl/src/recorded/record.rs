@@ -285,7 +285,9 @@ impl Recorder<'_> {
     }
 
     fn modules(&mut self) {
-        for module in ["nvidia", NAME, "ib_core", "ib_uverbs", "rdma_rxe", "siw", "nv_peer_mem", "efa_nv_peermem"] {
+        for module in
+            ["nvidia", NAME, "ib_core", "ib_uverbs", "mlx5_core", "rdma_rxe", "siw", "nv_peer_mem", "efa_nv_peermem"]
+        {
             let dir = format!("/sys/module/{module}");
             for file in ["version", "srcversion", "taint", "refcnt", "initstate"] {
                 self.file(&format!("{dir}/{file}"));
