@@ -2,6 +2,7 @@
 //! Section 1: the GPUs and NICs that are there, and whether their drivers have them.
 
 use super::log;
+use super::refused::refused;
 use crate::check::{Check, Kind};
 use crate::facts;
 use crate::machine::Machine;
@@ -242,7 +243,10 @@ fn no_driver(machine: &Machine, gpu: &Device) -> (String, String) {
         None if machine.driver.is_some() => {
             (String::new(), "nvidia.ko is loaded and did not take it: dmesg | grep NVRM names the reason".to_owned())
         }
-        None => (String::new(), machine.load_driver()),
+        None => match refused(machine, "nvidia") {
+            Some(refused) => (format!(": {}", refused.why), machine.setting.on_host(&refused.fix)),
+            None => (String::new(), machine.load_driver()),
+        },
     }
 }
 
@@ -342,6 +346,10 @@ fn no_device(machine: &Machine) -> Check {
     }
     if let Some((nic, module)) = nics.iter().find(|(_, module)| is_sure(module)) {
         let what = format!("{message}, although there is a NIC that may be one: {} ({})", nic.address, nic.name());
+        if let Some(refused) = refused(machine, module) {
+            let check = Check::fail(ID, format!("{what}; {}", refused.why), setting.on_host(&refused.fix));
+            return check.seen(seen).seen(refused.seen);
+        }
         let fix = match setting.ofed_container {
             true => "the RDMA core of this node comes from a container: delete the pod of the network operator's driver, which loads its drivers again".to_owned(),
             false => setting.on_host(&format!("modprobe {module}")),

@@ -13,6 +13,7 @@ pub mod hardware;
 pub mod limits;
 mod log;
 mod module;
+mod refused;
 mod registrations;
 mod selftest;
 mod setting;
