@@ -182,6 +182,8 @@ fn operator(machine: &Machine) -> Check {
     let seen = "nvidia_peermem in /proc/modules, as lsmod prints it";
     if machine.modules.contains_key(NAME) {
         Check::ok(ID, "GPU Operator, cloud health checks: find the module").seen(seen)
+    } else if !machine.modules_read {
+        Check::skip(ID, "GPU Operator, cloud health checks: which modules are loaded cannot be read").seen(seen)
     } else {
         Check::warn(ID, "GPU Operator, cloud health checks: report the module missing", machine.load_it()).seen(seen)
     }
