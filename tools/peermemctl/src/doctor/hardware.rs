@@ -144,12 +144,15 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
     let in_vain = machine.gpus().iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
     if gpu.is_gone {
         let only = machine.gpus().len() == 1;
+        let others_work = machine.gpus().iter().any(|gpu| !gpu.is_gone);
+        let when =
+            if others_work { "when the programs on the other GPUs have ended (fuser -v /dev/nvidia*), " } else { "" };
         let fix = log::reset_gpu(machine, "that GPU");
         return Check::fail_unless(
             !only,
             ID,
             format!("{name} has fallen off the bus: it answers nothing"),
-            format!("reboot, or {fix}"),
+            format!("{when}reboot, or {fix}"),
         )
         .about(Kind::Gpu, &gpu.address, "have fallen off the bus: they answer nothing")
         .seen(format!("only ones in /sys/bus/pci/devices/{}/config", gpu.address));

@@ -104,13 +104,15 @@ pub fn examine(machine: &Machine, environment: &Environment, asked: &[String]) -
     let with_way: BTreeSet<&str> = pairs.iter().filter(has_way).map(|pair| pair.gpu.address.as_str()).collect();
     let gpus_usable = with_way.len();
     let usable = ways::usable(machine, environment, &pairs, asked, &found);
+    let failed = found.iter().filter(|check| check.level == Level::Fail);
+    let broken: Vec<&'static str> = failed.map(|check| check.id).collect();
     ways::reconsider(machine, &mut sections, &ways, &usable);
     cure::choose(machine, &mut sections);
     let place = sections.iter().position(|section| section.title == "Applications").unwrap_or(sections.len());
     let mut of_ways = ways::checks(&ways);
     of_ways.extend(ways::refused(machine, &ways, &mut sections));
     sections.insert(place, Section { title: "Ways", checks: of_ways });
-    cause::trace(&mut sections.iter_mut().flat_map(|section| &mut section.checks).collect::<Vec<_>>());
+    cause::trace(&mut sections.iter_mut().flat_map(|section| &mut section.checks).collect::<Vec<_>>(), &broken);
     let checks: Vec<&Check> = sections.iter().flat_map(|section| &section.checks).collect();
     let outcome = usable.outcome(checks.iter().any(|check| check.is_finding()));
     let first = cause::first(&checks);
