@@ -72,10 +72,12 @@ fn without_device(machine: &Machine) -> Option<Check> {
     let seen = "/sys/class/infiniband, /sys/bus/pci/devices";
     if by_namespace {
         let (have, driver) = (text::count(missing.len(), "NIC"), first.driver.as_deref().unwrap_or_default());
-        let rebind = machine.setting.on_host(&format!(
-            "echo ADDRESS > /sys/bus/pci/drivers/{driver}/unbind && echo ADDRESS > /sys/bus/pci/drivers/{driver}/bind"
-        ));
-        let what = format!("the RDMA devices of {have} are in other network namespaces (ib_core netns_mode=N), and are not judged here: {names}. Run this in the pods that have them; if a pod has ended and its device did not come back: {rebind}");
+        // From inside a pod nobody knows whether another one has ended.
+        let rebind = match machine.setting.container {
+            Some(_) => String::new(),
+            None => format!("; if a pod has ended and its device did not come back: echo ADDRESS > /sys/bus/pci/drivers/{driver}/unbind && echo ADDRESS > /sys/bus/pci/drivers/{driver}/bind"),
+        };
+        let what = format!("the RDMA devices of {have} are in other network namespaces (ib_core netns_mode=N), and are not judged here: {names}. Run this in the pods that have them{rebind}");
         return Some(Check::skip(ID, what).seen(seen).seen("N in /sys/module/ib_core/parameters/netns_mode"));
     }
     let have = match missing.as_slice() {
@@ -313,6 +315,9 @@ fn is_sure(module: &str) -> bool {
 
 fn no_device(machine: &Machine) -> Check {
     const ID: &str = "fabric.rdma";
+    const ASK: &str =
+        "ask for an RDMA device in the pod's specification (device plugin, CNI or DRA driver of the network operator)";
+    const BY_NAMESPACE: &str = "N in /sys/module/ib_core/parameters/netns_mode";
     let message = "there is no RDMA device";
     let seen = "/sys/class/infiniband is empty";
     if machine.root.exists(WSL) {
@@ -330,16 +335,19 @@ fn no_device(machine: &Machine) -> Check {
             nic.address,
             nic.name()
         );
+        // The NICs in sysfs are the node's, and other pods may be at work with them.
+        if setting.rdma_by_namespace && setting.container.is_some() {
+            let what = format!("{message} in the network namespace of this container, and RDMA devices are seen only in the one that has them (ib_core netns_mode=N)");
+            return Check::fail(ID, what, ASK).seen(seen).seen(BY_NAMESPACE);
+        }
         let driver = nic.driver.as_deref().unwrap_or("mlx5_core");
-        let rebind = setting.on_host(&format!(
+        let rebind = format!(
             "if the pod has ended, echo {0} > /sys/bus/pci/drivers/{driver}/unbind && echo {0} > /sys/bus/pci/drivers/{driver}/bind",
             nic.address
-        ));
+        );
         if setting.rdma_by_namespace {
             let why = "RDMA devices are seen only in the network namespace that has them (ib_core netns_mode=N): run this in the pod";
-            return Check::skip(ID, format!("{what}. {why}; {rebind}"))
-                .seen(seen)
-                .seen("N in /sys/module/ib_core/parameters/netns_mode");
+            return Check::skip(ID, format!("{what}. {why}; {rebind}")).seen(seen).seen(BY_NAMESPACE);
         }
         let fix = format!(
             "rdma dev; dmesg | grep {module} says why it made no device; {}",
@@ -365,7 +373,7 @@ fn no_device(machine: &Machine) -> Check {
     let is_given_away = |nic: &&Device| nic.driver.as_deref() == Some("vfio-pci") && nic.kind() >> 8 == 2;
     let given_away = machine.devices.iter().find(is_given_away);
     let fix = match (&setting.container, &setting.virtual_machine) {
-        _ if setting.rdma_by_namespace && setting.container.is_some() => "ask for an RDMA device in the pod's specification (device plugin, CNI or DRA driver of the network operator)",
+        _ if setting.rdma_by_namespace && setting.container.is_some() => ASK,
         (None, Some(_)) if machine.root.line("/sys/class/dmi/id/sys_vendor").as_deref() == Some("Amazon EC2") => {
             "attach a network interface of type EFA to this instance; lspci shows it"
         }
