@@ -17,7 +17,7 @@ mod refused;
 mod registrations;
 mod selftest;
 mod setting;
-mod unload;
+pub mod unload;
 pub mod ways;
 
 pub use gpus::bar1_in_use;
