@@ -159,6 +159,14 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
         .about(Kind::Gpu, &gpu.address, "have fallen off the bus: they answer nothing")
         .seen(format!("only ones in /sys/bus/pci/devices/{}/config", gpu.address));
     }
+    // Beside a board it is not what programs are run for.
+    if machine.gpu_class(gpu) == GpuClass::Integrated && !in_vain {
+        let what =
+            "shares the CPU's memory, of which NICs take what cudaHostAlloc() gives; another GPU here has its own";
+        return Check::ok(ID, format!("{name} {what}"))
+            .about(Kind::Gpu, &gpu.address, format!("({model}): each {what}"))
+            .seen(format!("/sys/bus/pci/devices/{}", gpu.address));
+    }
     let (check, many) = match (machine.gpu_class(gpu).refusal(), gpu.driver.as_deref()) {
         // Other GPUs may do.
         (Some((why, cure)), _) => {
@@ -387,8 +395,8 @@ fn no_device(machine: &Machine) -> Check {
     Check::fail(ID, format!("{message} in this {}{what}", setting.what()), fix).seen(seen)
 }
 
-/// Returns why no GPU needs a NIC: each has one with an active port that is nearer, or this is a virtual
-/// function beside NICs that are active.
+/// Returns why no GPU needs a NIC: each has one with an active port that is nearer or on the same card, or this is
+/// a virtual function beside NICs that are active.
 fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
     let address = |device: &RdmaDevice| device.pci.clone().filter(|_| !device.software);
     let own = address(device)?;
@@ -401,6 +409,11 @@ fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
         .collect();
     if machine.root.exists(&format!("{}/{own}/physfn", pci::DEVICES)) {
         return (!active.is_empty()).then_some("it is a virtual function beside NICs that are active");
+    }
+    // The functions of one card, which are as near to each GPU.
+    let slot = |address: &str| address.rsplit_once('.').map(|(slot, _)| slot.to_owned());
+    if active.iter().any(|other| slot(&other.address) == slot(&own)) {
+        return Some("another port of its card is");
     }
     let gpus = machine.gpus();
     let is_nearer = |gpu: &&Device| active.iter().any(|nic| gpu.way_to(nic).distance < gpu.way_to(at).distance);
