@@ -74,8 +74,8 @@ pub fn exporter(root: &Root, release: &str, symbol: &str) -> Option<String> {
 }
 
 /// Where OFED leaves what modules are built against: below it, the architecture and the kernel, or in older
-/// releases the kernel.
-pub const OFED_SOURCES: &str = "/usr/src/ofa_kernel";
+/// releases the kernel. The package for DKMS and the one with modules have folders of their own.
+pub const OFED_SOURCES: [&str; 2] = ["/usr/src/ofa_kernel", "/usr/src/ofa_kernel-dkms"];
 
 /// Returns the file that has a kernel's configuration, and its text.
 pub fn configuration(root: &Root, release: &str) -> Option<(String, String)> {
@@ -89,16 +89,27 @@ pub fn is_of_configuration(line: &str) -> bool {
     line.contains("CONFIG_INFINIBAND") || line.contains("CONFIG_ARM64_") && line.contains("_PAGES")
 }
 
+/// Where DKMS has what it built of OFED: below it, version, kernel and architecture.
+const OFED_DKMS: &str = "/var/lib/dkms/mlnx-ofed-kernel";
+
 /// Returns the other kernels for which an RDMA core is installed that exports `symbol`: as depmod found it,
-/// or as OFED left its exports.
+/// or as OFED or DKMS left what was built.
 pub fn others_that_export(root: &Root, running: &str, symbol: &str) -> Vec<String> {
-    let by_depmod = root.names("/lib/modules").into_iter().filter(|release| exporter(root, release, symbol).is_some());
-    let folders = ["", "/x86_64", "/aarch64"].map(|part| format!("{OFED_SOURCES}{part}"));
-    let by_sources = folders.iter().flat_map(|folder| {
-        let names = root.names(folder).into_iter().filter(|name| name.starts_with(|c: char| c.is_ascii_digit()));
-        names.filter(move |release| root.exists(&format!("{folder}/{release}/Module.symvers")))
-    });
-    let mut found: Vec<String> = by_depmod.chain(by_sources).filter(|release| release != running).collect();
+    let numbered = |folder: &str| -> Vec<String> {
+        root.names(folder).into_iter().filter(|name| name.starts_with(|c: char| c.is_ascii_digit())).collect()
+    };
+    let mut found = numbered("/lib/modules");
+    found.retain(|release| exporter(root, release, symbol).is_some());
+    let folders =
+        OFED_SOURCES.iter().flat_map(|sources| ["", "/x86_64", "/aarch64"].map(|part| format!("{sources}{part}")));
+    for folder in folders {
+        let releases = numbered(&folder);
+        let is_whole = |release: &String| root.exists(&format!("{folder}/{release}/Module.symvers"));
+        found.extend(releases.into_iter().filter(is_whole));
+    }
+    let versions = numbered(OFED_DKMS);
+    found.extend(versions.iter().flat_map(|version| numbered(&format!("{OFED_DKMS}/{version}"))));
+    found.retain(|release| release != running);
     found.sort();
     found.dedup();
     found
@@ -185,7 +196,7 @@ pub fn newer(root: &Root, running: &str) -> Vec<String> {
 }
 
 /// The numbers in a release, for comparing which is newer.
-fn numbers(release: &str) -> Vec<u64> {
+pub fn numbers(release: &str) -> Vec<u64> {
     release.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
 }
 

@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 /// Mellanox's module from before nvidia-peermem; it registers the same client name, which a core
 /// without memory_peers takes twice.
 pub const OLD_MODULE: &str = "nv_peer_mem";
+/// A module that MLNX_OFED and DOCA-OFED load, and no other RDMA stack has.
+pub const OFED_MODULE: &str = "mlx_compat";
 /// The module's name as the kernel writes it.
 pub const NAME: &str = "nvidia_peermem";
 /// Where the kernel shows the module.

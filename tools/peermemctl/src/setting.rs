@@ -396,8 +396,13 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
         let word = CGROUPS.into_iter().find(|word| cgroup.contains(word))?;
         Some(format!("{} in /proc/self/cgroup", word.trim_matches('/')))
     });
-    let by_namespace = namespaces.first().filter(|name| *name == "pid");
-    (seen.or_else(|| by_namespace.map(|_| "its /proc is not of the initial pid namespace".to_owned())), namespaces)
+    let by_namespace = || match namespaces.first()?.as_str() {
+        "pid" => Some("its /proc is not of the initial pid namespace".to_owned()),
+        // As Enroot, Charliecloud and rootless ones have it: nobody in there may load a module.
+        "user" => Some("its user namespace is not the initial one (/proc/self/uid_map)".to_owned()),
+        _ => None,
+    };
+    (seen.or_else(by_namespace), namespaces)
 }
 
 fn is_tegra(root: &Root) -> bool {

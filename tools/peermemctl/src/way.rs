@@ -3,6 +3,7 @@
 //! GPU and a NIC.
 
 use crate::check::{Check, Kind, Level};
+use crate::doctor::unload;
 use crate::facts;
 use crate::kernel::{self, REGISTERS_DMA_BUF};
 use crate::machine::{Machine, OLD_MODULE, REGISTER};
@@ -574,9 +575,10 @@ pub fn topology_denied(machine: &Machine) -> bool {
 /// Returns what has the GPU driver accept a pair that its check of the topology refuses.
 pub fn topology_cure(machine: &Machine) -> String {
     if topology_denied(machine) {
-        return machine.setting.on_host(
-            "take NVreg_GrdmaPciTopoCheckOverride=2 out of /etc/modprobe.d (1 accepts every pair, 0 those that NVIDIA approves of), then load nvidia.ko again",
-        );
+        return machine.setting.on_host(&format!(
+            "take NVreg_GrdmaPciTopoCheckOverride=2 out of /etc/modprobe.d (1 accepts every pair, 0 those that NVIDIA approves of), then load nvidia.ko again: {}",
+            unload::reload_driver(machine)
+        ));
     }
     match facts::TOPOLOGY_OVERRIDE.holds(version(machine)) {
         Some(false) if topology_check(machine).is_none() => "driver 595 and later have no parameter for it: use a NIC in the GPU's IOMMU group or below the same switch (peermemctl topo), or driver 580 with NVreg_GrdmaPciTopoCheckOverride=1".to_owned(),

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 189] = [
+const CASES: [Case; 206] = [
     case("public-netns-tg3-beside", (0, 0), &["bnxt_re"], &["tg3"]),
     case("public-netns-tg3", (3, 2), &["run this in the pod", "bnxt_en/unbind"], &["tg3"]),
     case("public-netns-vfio", (2, 1), &["given to a virtual machine (vfio-pci)"], &["vfio-pci/unbind"]),
@@ -106,6 +106,79 @@ const CASES: [Case; 189] = [
     case("public-spare-port", (0, 0), &[], &["plug in the cable"]),
     case("public-gen5-in-gen4", (0, 0), &[], &["it could be 32"]),
     case("public-mlx5-temperature", (0, 0), &[], &["is not healthy"]),
+    // Which of two findings is the cause, and cures that would do harm.
+    case("public-dkms-leftover", (0, 0), &["USABLE"], &["has not built", "fix:"]),
+    case(
+        "public-dkms-newest",
+        (1, 0),
+        &["dkms install mlnx-ofed-kernel/24.10.OFED.24.10.2.1.8.1 -k 7.2.13"],
+        &["/5.8"],
+    ),
+    case(
+        "public-netns-pod",
+        (2, 1),
+        &["ask for an RDMA device in the pod's specification"],
+        &["unbind", "run this in the pod"],
+    ),
+    case("public-netns-pod-some", (0, 0), &["Run this in the pods that have them"], &["unbind"]),
+    case(
+        "public-gpu-gone-beside-others",
+        (1, 0),
+        &["when the programs on the other GPUs have ended", "follows from: gpus.present"],
+        &["fix: reboot"],
+    ),
+    case(
+        "public-nic-gone-beside-others",
+        (1, 0),
+        &["mlx5_1 has fallen off the bus", "follows from: fabric.port"],
+        &["modprobe nvidia-peermem"],
+    ),
+    case(
+        "public-ofed-not-reloaded",
+        (2, 1),
+        &["although the installed ib_core of kernel 7.2.13 has it", "/etc/init.d/openibd restart", "dracut -f"],
+        &["doca-ofed"],
+    ),
+    case(
+        "public-ofed-dkms-of-another-kernel",
+        (2, 1),
+        &["Begin with: dkms install mlnx-ofed-kernel/25.10.OFED.25.10.1.7.1.1 -k 7.2.13"],
+        &["doca-ofed"],
+    ),
+    case(
+        "public-driver-key-rejected",
+        (2, 1),
+        &["rejected one whose key it does not know", "Begin with: have the kernel know the key", "mokutil --import"],
+        &["fix: modprobe nvidia", "the kernel did not accept its signature"],
+    ),
+    case(
+        "public-ofed-key-rejected",
+        (2, 1),
+        &["rejected one whose key it does not know", "Begin with: have the kernel know the key"],
+        &["modprobe mlx5_ib", "fix: modprobe ib_uverbs"],
+    ),
+    case(
+        "public-mlx5-of-two-stacks",
+        (2, 1),
+        &["the kernel refused mlx5_ib, as it is part of another RDMA stack", "dkms autoinstall -k 7.2.13"],
+        &["modprobe mlx5_ib"],
+    ),
+    case("public-weak-updates", (1, 0), &["Begin with: modprobe nvidia-peermem"], &["Exec format error"]),
+    case(
+        "public-enroot",
+        (2, 1),
+        &["its user namespace is not the initial one", "on the host, not in this container: modprobe nvidia-peermem"],
+        &["make install", "nothing loads", "no nvidia-peermem.ko is installed"],
+    ),
+    case(
+        "public-flavour-unread",
+        (3, 2),
+        &["the flavour of nvidia.ko cannot be read", "libfabric: GPUDirect by default: unknown"],
+        &["doca-ofed", "fix:", "Begin with"],
+    ),
+    case("public-nothing-read", (3, 2), &["what is loaded at boot cannot be read"], &["fix:", "Begin with"]),
+    case("public-two-ports", (0, 0), &["another port of its card is"], &["plug in the cable"]),
+    case("public-thor-with-gpu", (0, 0), &["another GPU here has its own"], &["fix:"]),
     case("public-nouveau", (2, 1), &["blacklist nouveau"], &["nouveau/unbind"]),
     // Of pairs that the GPU driver refuses, whichever way.
     case(
@@ -796,6 +869,7 @@ const CASES: [Case; 189] = [
             "nvidia.ko 595.45.04 refused a program with the libraries of driver 595.71.05",
             "the driver was updated to 595.71.05",
             "Driver/library version mismatch",
+            "end who uses the GPUs (nvidia.ko has",
         ],
         &["by default: no"],
     ),

@@ -34,6 +34,7 @@ pub const LIBFABRIC: Consumer = Consumer {
                 "the kernel has no peer-memory API, and FI_HMEM_CUDA_USE_DMABUF=0 keeps it from dma-buf",
                 Some("unset FI_HMEM_CUDA_USE_DMABUF".to_owned()),
             ),
+            (_, Some(true)) if !no_dma_buf && !offered.is_no() => Registers::Unknown(offered.because().to_owned()),
             _ => refusal(
                 "it finds neither the peer-memory API nor dma-buf and copies through host memory",
                 machine.api_to_load().map(|module| machine.setting.on_host(&format!("modprobe {module}"))),

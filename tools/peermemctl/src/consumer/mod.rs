@@ -19,7 +19,16 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 /// The cure where a NIC, or the lack of one, is the cause.
-pub const BY_RDMA: &str = "what [fabric.rdma] says";
+const BY_RDMA: &str = "what [fabric.rdma] says";
+/// The cures where a GPU or a NIC itself is the cause.
+const BY_GPU: &str = "what [gpus.present] says of that GPU";
+const BY_PORT: &str = "what [fabric.port] says of that NIC";
+
+/// Returns the check whose cure is that of a program.
+pub fn cured_by(fix: &str) -> Option<&'static str> {
+    let all = [(BY_RDMA, "fabric.rdma"), (BY_GPU, "gpus.present"), (BY_PORT, "fabric.port")];
+    all.into_iter().find(|(cure, _)| *cure == fix).map(|(_, id)| id)
+}
 
 /// A program, and its rule.
 pub struct Consumer {
@@ -221,7 +230,11 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     }
     let is_foreign = gpu.driver.as_deref().is_some_and(|driver| driver != "nvidia");
     if is_foreign || gpu.is_gone {
-        return Some("what [gpus.present] says of that GPU".to_owned());
+        return Some(BY_GPU.to_owned());
+    }
+    let nic = pairing.nic.pci.as_deref().and_then(|address| machine.pci(address));
+    if nic.is_some_and(|nic| nic.is_gone) {
+        return Some(BY_PORT.to_owned());
     }
     if way == Way::DmaBufPcie {
         return Some(way::topology_cure(machine));

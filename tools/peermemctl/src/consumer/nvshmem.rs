@@ -191,7 +191,7 @@ pub fn by_version(machine: &Machine, environment: &Environment, nics: &[&str]) -
     if has_ibgda(environment) && !handler.starts_with("cpu") && !is_peer_mapping_overridden(machine) {
         let first = facts::IBGDA_BY_GPU.before.unwrap_or_default();
         notes.push(format!(
-            "IBGDA has the CPU ring the NIC, from {first} on; before, it needs PeerMappingOverride=1 of nvidia.ko: options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again"
+            "IBGDA has the CPU ring the NIC, from {first} on; before, it needs PeerMappingOverride=1 of nvidia.ko: options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again when nobody uses it"
         ));
     }
     notes

@@ -2,11 +2,12 @@
 //! Section 3: who exports the peer-memory API, and whether the RDMA drivers ask it.
 
 use super::hardware::WSL;
-use super::module;
+use super::refused::refused;
+use super::{limits, module};
 use crate::check::{Check, Kind, Level};
 use crate::facts;
 use crate::kernel::{self, modules_dir};
-use crate::machine::{Machine, REGISTER};
+use crate::machine::{Machine, OFED_MODULE, REGISTER};
 use crate::module_file::{self, ModuleFile};
 use crate::nvidia::Flavour;
 use crate::rdma::RdmaDevice;
@@ -31,7 +32,7 @@ fn exported(machine: &Machine) -> Check {
     let release = machine.release.as_deref().unwrap_or("(unknown)");
     match (machine.has_symbol(REGISTER), machine.owner_of_symbol(REGISTER)) {
         (Some(true), Some(owner)) => {
-            let stack = match machine.modules.contains_key("mlx_compat") {
+            let stack = match machine.modules.contains_key(OFED_MODULE) {
                 true => "; the RDMA stack is MLNX_OFED or DOCA-OFED (mlx_compat is loaded)",
                 false => "",
             };
@@ -39,11 +40,13 @@ fn exported(machine: &Machine) -> Check {
                 .seen(format!("{REGISTER} in /proc/kallsyms"))
         }
         (Some(_), _) if !loaded_core(machine) => {
-            let mut check = Check::fail(
-                EXPORTED,
-                "no RDMA core is loaded, so nobody exports the peer-memory API",
-                "modprobe ib_uverbs",
-            );
+            let none = "no RDMA core is loaded, so nobody exports the peer-memory API";
+            let mut check = match refused(machine, "ib_uverbs") {
+                Some(refused) => {
+                    Check::fail(EXPORTED, format!("{none}; {}", refused.why), refused.fix).seen(refused.seen)
+                }
+                None => Check::fail(EXPORTED, none, "modprobe ib_uverbs"),
+            };
             check.follows = machine.root.exists(WSL).then_some("gpus.present");
             check.seen(format!(
                 "neither {REGISTER} nor ib_umem_dmabuf_get in /proc/kallsyms, no ib_core in /proc/modules"
@@ -64,7 +67,12 @@ fn exported(machine: &Machine) -> Check {
 }
 
 fn no_api(machine: &Machine, release: &str) -> Check {
-    let none = format!("the RDMA core of kernel {release} has no peer-memory API");
+    let none = match not_reloaded(machine) {
+        Some(core) => format!(
+            "the loaded RDMA core has no peer-memory API, although the installed {core} of kernel {release} has it"
+        ),
+        None => format!("the RDMA core of kernel {release} has no peer-memory API"),
+    };
     let seen = format!("no {REGISTER} in /proc/kallsyms");
     let by_dma_buf: Vec<&RdmaDevice> = machine.rdma.iter().filter(|nic| has_dma_buf(machine, nic)).collect();
     // Then nothing is missing.
@@ -82,6 +90,16 @@ fn no_api(machine: &Machine, release: &str) -> Check {
         return Check::ok(EXPORTED, format!("{none}: {words}")).seen(seen);
     }
     Check::fail(EXPORTED, format!("{none}: no nvidia-peermem can work here"), api_cure(machine)).seen(seen)
+}
+
+/// Returns the module that is installed for the running kernel with the peer-memory API while another build of it,
+/// without, is loaded: an RDMA stack was installed after the kernel was booted, or is not in the initial RAM disk.
+fn not_reloaded(machine: &Machine) -> Option<String> {
+    if machine.has_symbol(REGISTER) != Some(false) || machine.setting.modules_in_containers() {
+        return None;
+    }
+    let core = kernel::exporter(machine.root, machine.release.as_deref()?, REGISTER)?;
+    machine.modules.contains_key(&core).then_some(core)
 }
 
 /// Returns whether a GPU has dma-buf with a NIC.
@@ -128,7 +146,12 @@ pub(super) fn api_cure(machine: &Machine) -> String {
         true => kernel::others_that_export(machine.root, release, REGISTER),
         false => Vec::new(),
     };
-    if let Some(last) = others.last() {
+    let unbuilt = limits::unbuilt(machine, OFED_MODULE).filter(|_| has(Vendor::Mellanox));
+    if let Some(core) = not_reloaded(machine) {
+        format!("end the programs that use RDMA devices (fuser -v /dev/infiniband/uverbs*), then load the installed {core} (OFED: /etc/init.d/openibd restart); if the other one comes back with the next boot, it is in the initial RAM disk: update-initramfs -u or dracut -f, and reboot{or}")
+    } else if let Some(unbuilt) = unbuilt {
+        format!("{}, then reboot{or}", unbuilt.command())
+    } else if let Some(last) = others.last() {
         let for_others = others.join(", ");
         format!("OFED is installed for kernel {for_others} only: build it for this one (dkms autoinstall -k {release}, with that kernel's headers; without DKMS install it again), or boot {last}{or}")
     } else if has(Vendor::Mellanox) || machine.rdma.is_empty() || has(Vendor::Software) && machine.rdma.len() == 1 {

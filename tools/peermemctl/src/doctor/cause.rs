@@ -44,23 +44,31 @@ fn causes(id: &str) -> Vec<&'static str> {
             .filter(|other| !matches!(*other, "module.loaded" | "fabric.rdma" | "api.driver" | "gpus.answers"))
             .collect(),
         // Installed for nothing, as long as there is no core for it.
-        "module.file" | "limits.autoload" => vec!["api.exported"],
+        "module.file" | "module.stub" => vec!["api.exported"],
+        "limits.autoload" => vec!["api.exported", "module.file"],
         "gpus.nodes" => vec!["gpus.present", "driver.loaded"],
         "fabric.nodes" => vec!["fabric.rdma"],
-        _ if id.starts_with("consumers.") => all().chain(["gpus.nodes", "fabric.nodes"]).collect(),
+        _ if id.starts_with("consumers.") => all().chain(["fabric.port", "gpus.nodes", "fabric.nodes"]).collect(),
         _ => Vec::new(),
     };
     hung.into_iter().chain(rest).collect()
 }
 
-/// Says of each finding which failure it follows from.
-pub fn trace(checks: &mut [&mut Check]) {
-    let failed: Vec<&'static str> =
-        checks.iter().filter(|check| check.level == Level::Fail).map(|check| check.id).collect();
+/// Says of each finding which failure it follows from. `broken` names those that are failures but for another way
+/// that works: what programs do with that way does not follow from them.
+pub fn trace(checks: &mut [&mut Check], broken: &[&'static str]) {
+    let findings: Vec<(Level, &'static str)> =
+        checks.iter().filter(|check| check.is_finding()).map(|check| (check.level, check.id)).collect();
+    let has_failed = |id: &'static str| findings.contains(&(Level::Fail, id));
+    let is_broken = |id: &'static str| broken.contains(&id) && findings.contains(&(Level::Warn, id));
     for check in checks.iter_mut().filter(|check| check.is_finding()) {
-        let cause = causes(check.id).into_iter().find(|cause| *cause != check.id && failed.contains(cause));
+        let id = check.id;
+        let of_program = id.starts_with("consumers.");
+        let is_cause = |cause: &&'static str| *cause != id && (has_failed(cause) || !of_program && is_broken(cause));
+        let cause = causes(id).into_iter().find(is_cause);
         // Some know their cause by themselves.
-        check.follows = cause.or(check.follows);
+        let own = check.follows.filter(|own| findings.iter().any(|(_, id)| id == own));
+        check.follows = cause.or(own);
         // rmmod and modprobe would hang.
         if let Some(cause) = check.follows.filter(|cause| STANDS_STILL.contains(cause)) {
             check.fix = check.fix.take().map(|fix| format!("first what {cause} says; then: {fix}"));
@@ -114,7 +122,7 @@ mod tests {
                 _ => Check::ok(id, ""),
             })
             .collect();
-        trace(&mut checks.iter_mut().collect::<Vec<_>>());
+        trace(&mut checks.iter_mut().collect::<Vec<_>>(), &[]);
         let first = first(&checks.iter().collect::<Vec<_>>()).map(|check| check.id);
         (first, checks.iter().map(|check| check.follows).collect())
     }
@@ -149,6 +157,22 @@ mod tests {
         assert_eq!(first, Some("ways.refused"));
     }
 
+    /// As where dma-buf works and the module is not installed.
+    #[test]
+    fn what_is_broken_is_a_cause_where_another_way_works() {
+        let mut checks = [
+            Check::warn("module.file", "", "make install"),
+            Check::warn("module.loaded", "", "modprobe"),
+            Check::warn("consumers.nccl", "", "set NCCL_NET_GDR_LEVEL=PHB"),
+            Check { follows: Some("module.loaded"), ..Check::warn("consumers.operator", "", "modprobe") },
+            Check { follows: Some("fabric.port"), ..Check::warn("consumers.ucx", "", "plug it in") },
+        ];
+        trace(&mut checks.iter_mut().collect::<Vec<_>>(), &["module.file", "module.loaded"]);
+        // The last one's cause is no finding.
+        let wanted = [None, Some("module.file"), None, Some("module.loaded"), None];
+        assert_eq!(checks.map(|check| check.follows), wanted);
+    }
+
     #[test]
     fn a_cure_is_told_once_with_the_worst() {
         let mut checks = [
@@ -156,7 +180,7 @@ mod tests {
             Check::fail("module.loaded", "", "modprobe"),
             Check::warn("module.taint", "", "modprobe"),
         ];
-        trace(&mut checks.iter_mut().collect::<Vec<_>>());
+        trace(&mut checks.iter_mut().collect::<Vec<_>>(), &[]);
         assert_eq!(checks.map(|check| check.follows), [Some("module.loaded"), None, None]);
     }
 

@@ -14,6 +14,12 @@ pub fn checks(machine: &Machine, environment: &Environment) -> Vec<Check> {
     let mut checks: Vec<Check> =
         consumer::ALL.iter().flat_map(|consumer| judged(machine, environment, consumer, &pairings)).collect();
     checks.push(operator(machine));
+    let load_it = machine.load_it();
+    for check in &mut checks {
+        let Some(fix) = check.fix.as_ref() else { continue };
+        let by_module = || (machine.loaded.is_none() && *fix == load_it).then_some("module.loaded");
+        check.follows = consumer::cured_by(fix).or_else(by_module).or(check.follows);
+    }
     checks
 }
 
@@ -73,8 +79,7 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
             )
             .seen(refusal.seen),
         };
-        let follows = check.fix.as_ref().is_some_and(|fix| fix == consumer::BY_RDMA);
-        Some(Check { follows: follows.then_some("fabric.rdma").or(check.follows), ..check })
+        Some(check)
     };
     let mut checks: Vec<Check> = match gpus.is_empty() {
         true => vec![without_pairs(machine, environment, consumer, &name, looks_in_vain)],
@@ -182,6 +187,8 @@ fn operator(machine: &Machine) -> Check {
     let seen = "nvidia_peermem in /proc/modules, as lsmod prints it";
     if machine.modules.contains_key(NAME) {
         Check::ok(ID, "GPU Operator, cloud health checks: find the module").seen(seen)
+    } else if !machine.modules_read {
+        Check::skip(ID, "GPU Operator, cloud health checks: which modules are loaded cannot be read").seen(seen)
     } else {
         Check::warn(ID, "GPU Operator, cloud health checks: report the module missing", machine.load_it()).seen(seen)
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 2: nvidia.ko, its flavour, and whether it lets us bind to it.
 
+use super::limits;
+use super::refused::refused;
 use crate::check::Check;
 use crate::facts;
 use crate::machine::Machine;
@@ -81,14 +83,20 @@ fn not_loaded(machine: &Machine) -> Check {
     }
     let message = "nvidia.ko is not loaded: there is no GPU memory to register";
     let on_disk = machine.release.as_deref().and_then(|release| module_file::chosen(machine.root, release, "nvidia"));
-    match on_disk {
-        Some(path) => {
+    match (on_disk, refused(machine, "nvidia")) {
+        (Some(_), Some(refused)) => {
+            Check::fail("driver.loaded", format!("{message}; {}", refused.why), refused.fix).seen(refused.seen)
+        }
+        (Some(path), None) => {
             Check::fail("driver.loaded", message, machine.load_driver()).seen(format!("modprobe would load {path}"))
         }
-        None => Check::fail(
+        (None, _) => Check::fail(
             "driver.loaded",
             format!("{message}, and no nvidia.ko is installed for this kernel"),
-            format!("install NVIDIA's driver{}, then modprobe nvidia", flavour_to_install(machine)),
+            match limits::unbuilt(machine, "nvidia") {
+                Some(unbuilt) => format!("{}, then modprobe nvidia", unbuilt.command()),
+                None => format!("install NVIDIA's driver{}, then modprobe nvidia", flavour_to_install(machine)),
+            },
         )
         .seen(format!("no nvidia.ko in modules.dep of kernel {}", machine.release.as_deref().unwrap_or("(unknown)"))),
     }

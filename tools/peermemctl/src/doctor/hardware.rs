@@ -2,6 +2,7 @@
 //! Section 1: the GPUs and NICs that are there, and whether their drivers have them.
 
 use super::log;
+use super::refused::refused;
 use crate::check::{Check, Kind};
 use crate::facts;
 use crate::machine::Machine;
@@ -71,10 +72,12 @@ fn without_device(machine: &Machine) -> Option<Check> {
     let seen = "/sys/class/infiniband, /sys/bus/pci/devices";
     if by_namespace {
         let (have, driver) = (text::count(missing.len(), "NIC"), first.driver.as_deref().unwrap_or_default());
-        let rebind = machine.setting.on_host(&format!(
-            "echo ADDRESS > /sys/bus/pci/drivers/{driver}/unbind && echo ADDRESS > /sys/bus/pci/drivers/{driver}/bind"
-        ));
-        let what = format!("the RDMA devices of {have} are in other network namespaces (ib_core netns_mode=N), and are not judged here: {names}. Run this in the pods that have them; if a pod has ended and its device did not come back: {rebind}");
+        // From inside a pod nobody knows whether another one has ended.
+        let rebind = match machine.setting.container {
+            Some(_) => String::new(),
+            None => format!("; if a pod has ended and its device did not come back: echo ADDRESS > /sys/bus/pci/drivers/{driver}/unbind && echo ADDRESS > /sys/bus/pci/drivers/{driver}/bind"),
+        };
+        let what = format!("the RDMA devices of {have} are in other network namespaces (ib_core netns_mode=N), and are not judged here: {names}. Run this in the pods that have them{rebind}");
         return Some(Check::skip(ID, what).seen(seen).seen("N in /sys/module/ib_core/parameters/netns_mode"));
     }
     let have = match missing.as_slice() {
@@ -143,15 +146,26 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
     let in_vain = machine.gpus().iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
     if gpu.is_gone {
         let only = machine.gpus().len() == 1;
+        let others_work = machine.gpus().iter().any(|gpu| !gpu.is_gone);
+        let when =
+            if others_work { "when the programs on the other GPUs have ended (fuser -v /dev/nvidia*), " } else { "" };
         let fix = log::reset_gpu(machine, "that GPU");
         return Check::fail_unless(
             !only,
             ID,
             format!("{name} has fallen off the bus: it answers nothing"),
-            format!("reboot, or {fix}"),
+            format!("{when}reboot, or {fix}"),
         )
         .about(Kind::Gpu, &gpu.address, "have fallen off the bus: they answer nothing")
         .seen(format!("only ones in /sys/bus/pci/devices/{}/config", gpu.address));
+    }
+    // Beside a board it is not what programs are run for.
+    if machine.gpu_class(gpu) == GpuClass::Integrated && !in_vain {
+        let what =
+            "shares the CPU's memory, of which NICs take what cudaHostAlloc() gives; another GPU here has its own";
+        return Check::ok(ID, format!("{name} {what}"))
+            .about(Kind::Gpu, &gpu.address, format!("({model}): each {what}"))
+            .seen(format!("/sys/bus/pci/devices/{}", gpu.address));
     }
     let (check, many) = match (machine.gpu_class(gpu).refusal(), gpu.driver.as_deref()) {
         // Other GPUs may do.
@@ -242,7 +256,10 @@ fn no_driver(machine: &Machine, gpu: &Device) -> (String, String) {
         None if machine.driver.is_some() => {
             (String::new(), "nvidia.ko is loaded and did not take it: dmesg | grep NVRM names the reason".to_owned())
         }
-        None => (String::new(), machine.load_driver()),
+        None => match refused(machine, "nvidia") {
+            Some(refused) => (format!(": {}", refused.why), machine.setting.on_host(&refused.fix)),
+            None => (String::new(), machine.load_driver()),
+        },
     }
 }
 
@@ -306,6 +323,9 @@ fn is_sure(module: &str) -> bool {
 
 fn no_device(machine: &Machine) -> Check {
     const ID: &str = "fabric.rdma";
+    const ASK: &str =
+        "ask for an RDMA device in the pod's specification (device plugin, CNI or DRA driver of the network operator)";
+    const BY_NAMESPACE: &str = "N in /sys/module/ib_core/parameters/netns_mode";
     let message = "there is no RDMA device";
     let seen = "/sys/class/infiniband is empty";
     if machine.root.exists(WSL) {
@@ -323,16 +343,19 @@ fn no_device(machine: &Machine) -> Check {
             nic.address,
             nic.name()
         );
+        // The NICs in sysfs are the node's, and other pods may be at work with them.
+        if setting.rdma_by_namespace && setting.container.is_some() {
+            let what = format!("{message} in the network namespace of this container, and RDMA devices are seen only in the one that has them (ib_core netns_mode=N)");
+            return Check::fail(ID, what, ASK).seen(seen).seen(BY_NAMESPACE);
+        }
         let driver = nic.driver.as_deref().unwrap_or("mlx5_core");
-        let rebind = setting.on_host(&format!(
+        let rebind = format!(
             "if the pod has ended, echo {0} > /sys/bus/pci/drivers/{driver}/unbind && echo {0} > /sys/bus/pci/drivers/{driver}/bind",
             nic.address
-        ));
+        );
         if setting.rdma_by_namespace {
             let why = "RDMA devices are seen only in the network namespace that has them (ib_core netns_mode=N): run this in the pod";
-            return Check::skip(ID, format!("{what}. {why}; {rebind}"))
-                .seen(seen)
-                .seen("N in /sys/module/ib_core/parameters/netns_mode");
+            return Check::skip(ID, format!("{what}. {why}; {rebind}")).seen(seen).seen(BY_NAMESPACE);
         }
         let fix = format!(
             "rdma dev; dmesg | grep {module} says why it made no device; {}",
@@ -342,6 +365,10 @@ fn no_device(machine: &Machine) -> Check {
     }
     if let Some((nic, module)) = nics.iter().find(|(_, module)| is_sure(module)) {
         let what = format!("{message}, although there is a NIC that may be one: {} ({})", nic.address, nic.name());
+        if let Some(refused) = refused(machine, module) {
+            let check = Check::fail(ID, format!("{what}; {}", refused.why), setting.on_host(&refused.fix));
+            return check.seen(seen).seen(refused.seen);
+        }
         let fix = match setting.ofed_container {
             true => "the RDMA core of this node comes from a container: delete the pod of the network operator's driver, which loads its drivers again".to_owned(),
             false => setting.on_host(&format!("modprobe {module}")),
@@ -354,7 +381,7 @@ fn no_device(machine: &Machine) -> Check {
     let is_given_away = |nic: &&Device| nic.driver.as_deref() == Some("vfio-pci") && nic.kind() >> 8 == 2;
     let given_away = machine.devices.iter().find(is_given_away);
     let fix = match (&setting.container, &setting.virtual_machine) {
-        _ if setting.rdma_by_namespace && setting.container.is_some() => "ask for an RDMA device in the pod's specification (device plugin, CNI or DRA driver of the network operator)",
+        _ if setting.rdma_by_namespace && setting.container.is_some() => ASK,
         (None, Some(_)) if machine.root.line("/sys/class/dmi/id/sys_vendor").as_deref() == Some("Amazon EC2") => {
             "attach a network interface of type EFA to this instance; lspci shows it"
         }
@@ -368,8 +395,8 @@ fn no_device(machine: &Machine) -> Check {
     Check::fail(ID, format!("{message} in this {}{what}", setting.what()), fix).seen(seen)
 }
 
-/// Returns why no GPU needs a NIC: each has one with an active port that is nearer, or this is a virtual
-/// function beside NICs that are active.
+/// Returns why no GPU needs a NIC: each has one with an active port that is nearer or on the same card, or this is
+/// a virtual function beside NICs that are active.
 fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
     let address = |device: &RdmaDevice| device.pci.clone().filter(|_| !device.software);
     let own = address(device)?;
@@ -382,6 +409,11 @@ fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
         .collect();
     if machine.root.exists(&format!("{}/{own}/physfn", pci::DEVICES)) {
         return (!active.is_empty()).then_some("it is a virtual function beside NICs that are active");
+    }
+    // The functions of one card, which are as near to each GPU.
+    let slot = |address: &str| address.rsplit_once('.').map(|(slot, _)| slot.to_owned());
+    if active.iter().any(|other| slot(&other.address) == slot(&own)) {
+        return Some("another port of its card is");
     }
     let gpus = machine.gpus();
     let is_nearer = |gpu: &&Device| active.iter().any(|nic| gpu.way_to(nic).distance < gpu.way_to(at).distance);

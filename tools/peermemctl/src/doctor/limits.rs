@@ -3,7 +3,7 @@
 
 use crate::check::Check;
 use crate::kernel;
-use crate::machine::{Machine, NAME, OLD_MODULE};
+use crate::machine::{Machine, NAME, OFED_MODULE, OLD_MODULE};
 use crate::modprobe;
 use crate::root::{Forbidden, Root};
 use crate::setting::{APPTAINER, NSPAWN, PODMAN};
@@ -421,6 +421,10 @@ fn boot(machine: &Machine) -> Check {
     if machine.setting.container.is_some() {
         return Check::skip(ID, "what the host loads at boot cannot be told from inside a container");
     }
+    // As where a sandbox shows none of it.
+    if !machine.modules_read && !["/etc", "/lib", "/usr"].iter().any(|folder| machine.root.exists(folder)) {
+        return Check::skip(ID, "what is loaded at boot cannot be read").seen("/etc, /lib, /usr");
+    }
     Check::warn(
         ID,
         "nothing loads the module at boot",
@@ -432,39 +436,130 @@ fn boot(machine: &Machine) -> Check {
 /// Where DKMS keeps what it knows: package, version, kernel, architecture.
 pub const DKMS: &str = "/var/lib/dkms";
 
+/// Returns the module that a package of DKMS is for, if that is the GPU driver, the RDMA core or this project's
+/// module, and the one that tells its version when it is loaded.
+fn brings(package: &str) -> Option<(&'static str, &'static str)> {
+    match package {
+        // GPUDirect Storage, which registers nothing.
+        "nvidia-fs" => None,
+        _ if package.starts_with("nvidia-peermem") => Some((NAME, NAME)),
+        _ if package.starts_with("nvidia") => Some(("nvidia", "nvidia")),
+        _ if package.starts_with("mlnx-of") => Some((OFED_MODULE, "mlx5_core")),
+        _ => None,
+    }
+}
+
+/// What DKMS could build for a kernel that has no such module.
+pub struct Unbuilt {
+    /// Package and version, as DKMS takes them.
+    package: String,
+    /// The kernels that have none, the running one first.
+    kernels: Vec<String>,
+}
+
+impl Unbuilt {
+    /// Returns the command that builds it for the first kernel that has none.
+    pub fn command(&self) -> String {
+        let first = self.kernels.first().map_or("", |kernel| kernel.as_str());
+        format!("dkms install {} -k {first} (it needs that kernel's headers)", self.package)
+    }
+
+    /// Returns whether the running kernel has none.
+    fn is_missed(&self, machine: &Machine) -> bool {
+        self.kernels.first() == machine.release.as_ref()
+    }
+}
+
+/// The versions of one module that DKMS knows, each as package/version.
+struct Known {
+    module: &'static str,
+    /// The module that tells which version is loaded.
+    versioned: &'static str,
+    packages: Vec<String>,
+}
+
+fn known_to_dkms(root: &Root) -> Vec<Known> {
+    let is_version = |name: &String| name.starts_with(|c: char| c.is_ascii_digit());
+    let mut all: Vec<Known> = Vec::new();
+    for package in root.names(DKMS) {
+        let Some((module, versioned)) = brings(&package) else { continue };
+        let versions = root.names(&format!("{DKMS}/{package}")).into_iter().filter(is_version);
+        let versions = versions.map(|version| format!("{package}/{version}"));
+        match all.iter_mut().find(|known| known.module == module) {
+            Some(known) => known.packages.extend(versions),
+            None => all.push(Known { module, versioned, packages: versions.collect() }),
+        }
+    }
+    all.retain(|known| !known.packages.is_empty());
+    all
+}
+
+/// Returns the kernels that run now or may be booted next.
+fn kernels(machine: &Machine) -> Vec<String> {
+    let Some(running) = &machine.release else { return Vec::new() };
+    std::iter::once(running.clone()).chain(kernel::newer(machine.root, running)).collect()
+}
+
+/// Returns what DKMS could build for kernels for which it has built no version of a module. A version that it has
+/// not built beside another one is left over from an update, or waits for one.
+fn unbuilt_of(machine: &Machine, known: &Known) -> Option<Unbuilt> {
+    let root = machine.root;
+    let kernels = kernels(machine);
+    let built_for =
+        |release: &String| known.packages.iter().find(|package| root.exists(&format!("{DKMS}/{package}/{release}")));
+    // The version in use, or else the newest.
+    let number = |package: &String| kernel::numbers(package.rsplit('/').next().unwrap_or_default());
+    let loaded = root.line(&format!("/sys/module/{}/version", known.versioned)).map(|text| kernel::numbers(&text));
+    let is_loaded = |package: &&String| {
+        let loaded = loaded.as_deref().filter(|loaded| !loaded.is_empty());
+        loaded.is_some_and(|loaded| number(package).windows(loaded.len()).any(|part| part == loaded))
+    };
+    let in_use = kernels.iter().find_map(built_for).or_else(|| known.packages.iter().find(is_loaded));
+    let package = in_use.or_else(|| known.packages.iter().max_by_key(|package| number(package)))?.clone();
+    let missing: Vec<String> = kernels.into_iter().filter(|release| built_for(release).is_none()).collect();
+    (!missing.is_empty()).then_some(Unbuilt { package, kernels: missing })
+}
+
+/// Returns what DKMS could build of a module that the running kernel does not have.
+pub fn unbuilt(machine: &Machine, module: &str) -> Option<Unbuilt> {
+    if machine.setting.modules_in_containers() {
+        return None;
+    }
+    let known = known_to_dkms(machine.root).into_iter().find(|known| known.module == module)?;
+    unbuilt_of(machine, &known).filter(|unbuilt| unbuilt.is_missed(machine))
+}
+
 /// Whether DKMS has built the neighbours (the GPU driver, OFED) for this kernel and for those that
 /// may be booted next.
 fn dkms(machine: &Machine) -> Vec<Check> {
     const ID: &str = "limits.dkms";
     // What DKMS builds on the host is not what such a node loads.
-    if machine.setting.modules_in_containers() {
+    if machine.setting.modules_in_containers() || machine.release.is_none() {
         return Vec::new();
     }
-    let root = machine.root;
-    let Some(running) = machine.release.as_deref() else { return Vec::new() };
-    let mut wanted = kernel::newer(root, running);
-    wanted.insert(0, running.to_owned());
-    let is_version = |name: &&String| name.starts_with(|c: char| c.is_ascii_digit());
-    let known = root.names(DKMS).into_iter().filter(|name| name.starts_with("nvidia") || name.starts_with("mlnx-of"));
-    known
-        .filter_map(|package| {
-            Some((root.names(&format!("{DKMS}/{package}")).iter().rfind(is_version)?.clone(), package))
-        })
-        .map(|(version, package)| {
-            let dir = format!("{DKMS}/{package}/{version}");
-            let (built, missing): (Vec<String>, Vec<String>) =
-                wanted.clone().into_iter().partition(|release| root.exists(&format!("{dir}/{release}")));
-            match missing.first() {
-                None => Check::ok(ID, format!("DKMS has built {package} {version} for {}", built.join(", "))),
-                Some(first) => Check::warn(
-                    ID,
-                    format!("DKMS has not built {package} {version} for kernel {}", missing.join(", ")),
-                    format!("dkms install {package}/{version} -k {first} (it needs that kernel's headers)"),
-                ),
-            }
-            .seen(dir)
-        })
-        .collect()
+    // What names the same module as missing.
+    let cause = |known: &Known| match known.module {
+        "nvidia" => "driver.loaded",
+        OFED_MODULE => "api.exported",
+        _ => "module.file",
+    };
+    let check = |known: Known| {
+        let unbuilt = unbuilt_of(machine, &known);
+        let follows = unbuilt.as_ref().filter(|unbuilt| unbuilt.is_missed(machine)).map(|_| cause(&known));
+        let check = match unbuilt {
+            None => Check::ok(
+                ID,
+                format!("DKMS has built one of {} for {}", known.packages.join(", "), kernels(machine).join(", ")),
+            ),
+            Some(unbuilt) => Check::warn(
+                ID,
+                format!("DKMS has not built {} for kernel {}", unbuilt.package, unbuilt.kernels.join(", ")),
+                unbuilt.command(),
+            ),
+        };
+        Check { follows, ..check.seen(DKMS) }
+    };
+    known_to_dkms(machine.root).into_iter().map(check).collect()
 }
 
 /// The nodes that a program opens which registers GPU memory.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Reads what the kernel log says of hung tasks, Xids, PCIe and NICs, beside this project's own lines.
 
+use super::unload;
 use crate::check::Check;
 use crate::log_words::{
     blocked_task, is_pcie_error, Nic, FAULTS, IOMMU, NICS, OF_PROGRAM, PCIE_RECOVERED, STUCK, WARNING, WHERE,
@@ -488,7 +489,10 @@ fn other_version(machine: &Machine) -> Option<Check> {
     let installed = installed_version(machine).filter(|installed| installed != loaded);
     let fix = match (&machine.setting.container, installed) {
         (Some(_), _) => RUNTIME.to_owned(),
-        (None, Some(installed)) => format!("reboot, or unload nvidia.ko and load the installed one: the driver was updated to {installed} (nvidia-smi says \"Driver/library version mismatch\")"),
+        (None, Some(installed)) => format!(
+            "the driver was updated to {installed} (nvidia-smi says \"Driver/library version mismatch\"): {}; or reboot when nobody uses the GPUs",
+            unload::reload_driver(machine)
+        ),
         (None, None) => format!("that program brings a libcuda of driver {version}: have it take the installed one (LD_LIBRARY_PATH, ldconfig -p | grep libcuda); if it runs in a container, {RUNTIME}"),
     };
     Some(

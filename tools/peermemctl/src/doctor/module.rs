@@ -112,8 +112,13 @@ fn shut(machine: &Machine) -> Option<Check> {
 
 fn vermagic(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check> {
     let vermagic = file.field("vermagic")?;
-    let built_for = vermagic.split_ascii_whitespace().next()?;
-    (built_for != release).then(|| {
+    let mut words = vermagic.split_ascii_whitespace();
+    let built_for = words.next()?;
+    // With versions of symbols the kernel compares those, and not its release: RHEL links such files from one
+    // kernel to the next (weak-modules).
+    let base = |release: &str| release.split('-').next().map(str::to_owned);
+    let by_symbols = words.any(|word| word == "modversions") && base(built_for) == base(release);
+    (built_for != release && !by_symbols).then(|| {
         Check::fail_unless(
             works(machine),
             "module.vermagic",
@@ -139,13 +144,13 @@ fn stub(machine: &Machine, file: &ModuleFile) -> Option<Check> {
 }
 
 /// What has the kernel take signed modules only.
-struct Demand {
-    seen: String,
+pub(super) struct Demand {
+    pub(super) seen: String,
     /// What modprobe says of a module that is not.
     modprobe: &'static str,
 }
 
-fn signatures_demanded(machine: &Machine) -> Option<Demand> {
+pub(super) fn signatures_demanded(machine: &Machine) -> Option<Demand> {
     let root = machine.root;
     if root.line("/sys/module/module/parameters/sig_enforce").as_deref() == Some("Y") {
         let seen = "/sys/module/module/parameters/sig_enforce is Y".to_owned();
@@ -158,8 +163,13 @@ fn signatures_demanded(machine: &Machine) -> Option<Demand> {
 
 /// The kernel's word on a module whose signature it does not accept, which names no module: where
 /// sig_enforce demands one, and where lockdown does.
-fn is_rejection(line: &str) -> bool {
+pub(super) fn is_rejection(line: &str) -> bool {
     line.contains("Loading of ") && line.contains("is rejected") || line.contains("module loading is restricted")
+}
+
+/// Returns whether what the module needs is loaded. Until then a rejection may be of that.
+fn has_neighbours(machine: &Machine) -> bool {
+    machine.driver.is_some() && machine.modules.contains_key("ib_core")
 }
 
 fn signature(machine: &Machine) -> Option<Check> {
@@ -191,7 +201,7 @@ fn signature(machine: &Machine) -> Option<Check> {
         });
     };
     let signer = signature.signer.as_deref().unwrap_or("somebody whose name cannot be read");
-    let rejected = machine.log.iter().flatten().rev().find(|line| is_rejection(line));
+    let rejected = machine.log.iter().flatten().rfind(|line| is_rejection(line)).filter(|_| has_neighbours(machine));
     match (rejected, demand, machine.loaded.is_none()) {
         (Some(line), Some(demand), true) => Some(
             Check::fail(
@@ -339,7 +349,7 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
             "make install (ours decides at load time)",
         ),
     ];
-    let demanded = signatures_demanded(machine).is_some();
+    let demanded = signatures_demanded(machine).is_some() && has_neighbours(machine);
     let lines = machine.log.as_ref().ok()?.iter().rev();
     let about_us =
         lines.filter(|line| line.contains(NAME) || line.contains("nvidia-peermem") || demanded && is_rejection(line));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! How a module is unloaded here: who uses it has to end first.
 
-use crate::machine::{Machine, NAME};
+use crate::machine::{Machine, NAME, OLD_MODULE};
 use crate::text;
 use std::collections::BTreeSet;
 
@@ -21,6 +21,28 @@ pub fn unload(machine: &Machine, module: &str, then: &str) -> String {
             text::count(count, "use")
         ),
     }
+}
+
+/// Returns what has nvidia.ko loaded again. Its users and the modules above it go first.
+pub fn reload_driver(machine: &Machine) -> String {
+    /// In the order in which they can be unloaded.
+    const ABOVE: [&str; 7] = [NAME, OLD_MODULE, "gdrdrv", "nvidia_fs", "nvidia_drm", "nvidia_modeset", "nvidia_uvm"];
+    if machine.setting.driver_container {
+        return machine.setting.restart_driver();
+    }
+    let live = machine.registrations.as_ref().map_or(0, Vec::len);
+    let uses = machine.modules.get("nvidia").and_then(|loaded| usize::try_from(loaded.refcount?).ok()).unwrap_or(0);
+    let mut who = Vec::new();
+    who.extend((uses > 0).then(|| format!("nvidia.ko has {}", text::count(uses, "use"))));
+    who.extend((live > 0).then(|| format!("{} live: peermemctl list", text::count(live, "registration"))));
+    who.push("fuser -v /dev/nvidia* names programs".to_owned());
+    let above = ABOVE.into_iter().filter(|module| machine.modules.contains_key(*module));
+    let modules: Vec<&str> = above.chain(["nvidia"]).collect();
+    machine.setting.on_host(&format!(
+        "end who uses the GPUs ({}), systemctl stop nvidia-persistenced, then rmmod {} and load them again",
+        who.join("; "),
+        modules.join(" ")
+    ))
 }
 
 /// Returns who uses a module: other modules, or the processes that have registered.
@@ -57,5 +79,17 @@ mod tests {
         assert_eq!(told("nvidia_peermem"), "rmmod nvidia_peermem && modprobe nvidia-peermem");
         assert!(told("nv_peer_mem").starts_with("end who uses it (2 uses: fuser -v"), "{}", told("nv_peer_mem"));
         assert!(told("ib_core").contains("2 uses: module mlx5_ib, module ib_uverbs"), "{}", told("ib_core"));
+    }
+
+    #[test]
+    fn who_uses_the_gpus_ends_before_their_driver_is_loaded_again() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("proc")).unwrap();
+        let lines = "nvidia_uvm 1 4 - Live 0x0\nnvidia_drm 1 1 - Live 0x0\nnvidia_modeset 1 1 nvidia_drm, Live 0x0\nnvidia_peermem 1 0 - Live 0x0\nnvidia 1 61 nvidia_uvm,nvidia_modeset,nvidia_peermem, Live 0x0\n";
+        std::fs::write(dir.path().join("proc/modules"), lines).unwrap();
+        let root = Root::new(dir.path());
+        let told = reload_driver(&Machine::look(&root));
+        assert!(told.starts_with("end who uses the GPUs (nvidia.ko has 61 uses; fuser -v"), "{told}");
+        assert!(told.contains("systemctl stop nvidia-persistenced, then rmmod nvidia_peermem nvidia_drm nvidia_modeset nvidia_uvm nvidia and"), "{told}");
     }
 }

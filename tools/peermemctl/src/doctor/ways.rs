@@ -337,6 +337,9 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
     let only_a_device = machine.rdma.is_empty() && machine.dma_buf();
     let by_dma_buf = works(Way::DmaBuf) || only_a_device;
     let by_nic = works(Way::PeerMemory) && machine.rdma.iter().all(|nic| setting::takes_by_itself(machine, nic));
+    // Then nothing tells that peer memory is missed.
+    let is_unknown = |verdict: &WayVerdict| verdict.way == Way::DmaBuf && verdict.usable.is_none();
+    let perhaps = !by_nic && verdicts.iter().any(is_unknown);
     let gpus = machine.gpus();
     let only_own = gpus.is_empty() && machine.setting.tegra;
     let no_gpu_can = !gpus.is_empty() && gpus.iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
@@ -349,9 +352,9 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
         let not_needed = match check.id {
             // Programs reach such a NIC by a library of its own.
             _ if by_nic && !in_vain && check.id.starts_with("consumers.") => true,
-            "consumers.sharp" | "consumers.mooncake" if !in_vain => no_peers && by_dma_buf,
+            "consumers.sharp" | "consumers.mooncake" if !in_vain => no_peers && (by_dma_buf || perhaps),
             _ if in_vain => of_peer_memory || check.id.starts_with("consumers.") || check.id == "limits.memlock",
-            _ => no_peers && (by_dma_buf || by_nic) && of_peer_memory,
+            _ => no_peers && (by_dma_buf || by_nic || perhaps) && of_peer_memory,
         };
         if not_needed {
             check.level = Level::Skip;
@@ -359,10 +362,12 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
                 (true, _) => "no NIC gets memory of these GPUs",
                 (false, true) => "dma-buf works with an RDMA device",
                 _ if by_nic => "the NIC's own driver takes GPU memory",
+                _ if perhaps => "peer memory cannot work here, and whether dma-buf does is not known",
                 _ if !no_api => "no NIC here asks peers for memory, and dma-buf works",
                 (false, false) => "the core has no peer-memory API, and dma-buf works",
             };
-            check.message = format!("not needed, as {why}: {}", check.message);
+            let judged = if perhaps && !in_vain { "not judged" } else { "not needed" };
+            check.message = format!("{judged}, as {why}: {}", check.message);
             check.fix = None;
         } else if *usable == Usable::Yes && check.level == Level::Fail {
             check.level = Level::Warn;

@@ -285,7 +285,9 @@ impl Recorder<'_> {
     }
 
     fn modules(&mut self) {
-        for module in ["nvidia", NAME, "ib_core", "ib_uverbs", "rdma_rxe", "siw", "nv_peer_mem", "efa_nv_peermem"] {
+        for module in
+            ["nvidia", NAME, "ib_core", "ib_uverbs", "mlx5_core", "rdma_rxe", "siw", "nv_peer_mem", "efa_nv_peermem"]
+        {
             let dir = format!("/sys/module/{module}");
             for file in ["version", "srcversion", "taint", "refcnt", "initstate"] {
                 self.file(&format!("{dir}/{file}"));
@@ -307,9 +309,11 @@ impl Recorder<'_> {
             self.lines(&file, kernel::is_of_configuration);
         }
         for other in kernel::others_that_export(self.root, &release, REGISTER) {
-            self.existence(&format!("{}/x86_64/{other}/Module.symvers", kernel::OFED_SOURCES));
-            self.existence(&format!("{}/aarch64/{other}/Module.symvers", kernel::OFED_SOURCES));
-            self.existence(&format!("{}/{other}/Module.symvers", kernel::OFED_SOURCES));
+            for sources in kernel::OFED_SOURCES {
+                for part in ["", "/x86_64", "/aarch64"] {
+                    self.existence(&format!("{sources}{part}/{other}/Module.symvers"));
+                }
+            }
             self.lines(&format!("{}/modules.symbols", kernel::modules_dir(&other)), |line| {
                 kernel::exported_symbol(line) == Some(REGISTER)
             });
