@@ -276,7 +276,7 @@ guest:
 		$(built) tests/guest $@
 
 peermemctl:
-	@$(program) $(addprefix tools/peermemctl/,src Cargo.toml Cargo.lock) VERSION $(built) tools/peermemctl $@
+	@$(program) $(addprefix tools/peermemctl/,src Cargo.toml Cargo.lock) tools/proc VERSION $(built) tools/peermemctl $@
 
 # For unmodified programs (docs/dma-buf.md).
 preload:
