@@ -271,7 +271,7 @@ cuda-selftest:
 	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda $@
 
 guest:
-	@$(program) tests/guest user/gpumr $(q)/gpu/client docs/results/checks.md samples/edu-dma/uapi.rs tools/peermemctl/tests/common/table.rs \
+	@$(program) tests/guest user/gpumr $(q)/gpu/client tools/proc docs/results/checks.md samples/edu-dma/uapi.rs tools/peermemctl/tests/common/table.rs \
 		$(call libraries,libc6-dev libibverbs-dev linux-libc-dev) \
 		$(built) tests/guest $@
 
