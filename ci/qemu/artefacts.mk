@@ -271,12 +271,12 @@ cuda-selftest:
 	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda $@
 
 guest:
-	@$(program) tests/guest user/gpumr $(q)/gpu/client docs/results/checks.md samples/edu-dma/uapi.rs tools/peermemctl/tests/common/table.rs \
+	@$(program) tests/guest user/gpumr $(q)/gpu/client tools/proc docs/results/checks.md samples/edu-dma/uapi.rs tools/peermemctl/tests/common/table.rs \
 		$(call libraries,libc6-dev libibverbs-dev linux-libc-dev) \
 		$(built) tests/guest $@
 
 peermemctl:
-	@$(program) $(addprefix tools/peermemctl/,src Cargo.toml Cargo.lock) VERSION $(built) tools/peermemctl $@
+	@$(program) $(addprefix tools/peermemctl/,src Cargo.toml Cargo.lock) tools/proc VERSION $(built) tools/peermemctl $@
 
 # For unmodified programs (docs/dma-buf.md).
 preload:

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::{bail, ensure, Context, Result};
 
 use crate::cuda::{Cuda, DeviceMemory};
-use crate::lab;
 use crate::machine::RDMA_DEVICE;
+use crate::peermem;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
 /// The reason why the registration of a revocable client must not fail after its mapping on
@@ -94,7 +94,7 @@ pub fn complaints(what: &str, (va, len): (u64, usize), got: i32, errno: i32, rea
     let mut wrong: Vec<String> = expect_errno(what, got, errno).err().map(|e| format!("{e:#}")).into_iter().collect();
     let Some(reason) = reason else { return wrong };
     let wanted = (std::process::id(), va, len as u64, errno, reason);
-    match lab::last_failure() {
+    match peermem::last_failure() {
         Ok(Some(f)) if (f.pid, f.va, f.length, f.errno, f.reason.as_str()) == wanted => {}
         other => wrong.push(format!("{what}: recorded as {other:?}, wanted {wanted:?}")),
     }

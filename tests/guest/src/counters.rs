@@ -4,7 +4,7 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, Result};
+use anyhow::{bail, Context, Result};
 use nvlab::Accounting;
 
 use crate::gpu;
@@ -126,11 +126,12 @@ fn living(stats: &Stats, accounting: &Accounting) -> Result<Vec<Figure>> {
     }
     let listed = rows("registrations")?;
     let sum = |key: &str, state: Option<&str>| -> Result<i64> {
-        let rows = listed.iter().filter(|r| state.is_none_or(|s| r["state"] == s));
-        Ok(rows.map(|r| r[key].parse::<i64>()).sum::<Result<i64, _>>()?)
+        let rows = listed.iter().filter(|r| state.is_none() || r.text("state") == state);
+        let numbers = rows.map(|r| r.number(key).with_context(|| format!("no number {key} in {r:?}")));
+        Ok(i64::try_from(numbers.sum::<Result<u64>>()?)?)
     };
-    let mapped = listed.iter().filter(|r| r["state"] == "mapped").count();
-    let orphans = listed.iter().filter(|r| r["state"] == "orphan").count();
+    let mapped = listed.iter().filter(|r| r.text("state") == Some("mapped")).count();
+    let orphans = listed.iter().filter(|r| r.text("state") == Some("orphan")).count();
     let mrs = lab::nic_mrs()?;
     let nic = mrs.iter().filter(|m| m.state == "live").count();
     let entries: u64 = mrs.iter().filter(|m| m.state == "live").map(|m| m.sg_entries).sum();

@@ -131,53 +131,9 @@ impl Drop for CoreHold {
     }
 }
 
-const STATS: &str = "/proc/driver/nvidia-peermem/stats";
-
-/// Returns a figure of nvidia-peermem's (docs/proc.md).
-pub fn module_stat(name: &str) -> Result<u64> {
-    let stats = read(STATS)?;
-    let line = stats.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
-    number(line.with_context(|| format!("nvidia-peermem/stats has no {name}"))?)
-}
-
 /// Returns how often the core asked lab_second_client.
 pub fn second_client_asked() -> Result<u64> {
     number(read("/sys/kernel/debug/lab_second_client/acquire")?.trim())
-}
-
-/// The newest line of /proc/driver/nvidia-peermem/failures (docs/proc.md).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
-    pub seq: u64,
-    pub pid: u32,
-    pub va: u64,
-    pub length: u64,
-    pub errno: i32,
-    pub reason: String,
-}
-
-pub fn last_failure() -> Result<Option<Failure>> {
-    match read("/proc/driver/nvidia-peermem/failures")?.lines().last() {
-        Some(line) => Failure::parse(line).map(Some),
-        None => Ok(None),
-    }
-}
-
-impl Failure {
-    fn parse(line: &str) -> Result<Self> {
-        // The text is the last field and contains spaces.
-        let f: BTreeMap<&str, &str> =
-            line.split(" text=").next().unwrap_or(line).split(' ').filter_map(|w| w.split_once('=')).collect();
-        let field = |name: &str| f.get(name).copied().with_context(|| format!("no {name}= in {line:?}"));
-        Ok(Self {
-            seq: number(field("seq")?)?,
-            pid: u32::try_from(number(field("pid")?)?)?,
-            va: number(field("va")?)?,
-            length: number(field("length")?)?,
-            errno: i32::try_from(number(field("errno")?)?)?,
-            reason: field("reason")?.to_string(),
-        })
-    }
 }
 
 /// Releases all threads at hold points, if the core is loaded.
@@ -453,17 +409,6 @@ mod tests {
         assert_eq!((e.seq, e.tgid, e.nents, e.ret), (4, 92, 1, -14));
         assert_eq!((e.callback.as_str(), e.address), ("dma_map", 0x7f00_0000_0000));
         assert!(Event::parse("seq=4").is_err());
-    }
-
-    #[test]
-    fn failure_line_is_read() {
-        let f = Failure::parse(
-            "seq=3 time=1763635473.123 pid=812 comm=ib_write_bw client=nv_mem va=0x7f95ffe00000 length=1073741824 \
-             errno=12 reason=out_of_bar found=- text=its start can be pinned reason=none",
-        )
-        .unwrap();
-        assert_eq!((f.seq, f.pid, f.va, f.length, f.errno), (3, 812, 0x7f95_ffe0_0000, 1 << 30, 12));
-        assert_eq!(f.reason, "out_of_bar");
     }
 
     #[test]

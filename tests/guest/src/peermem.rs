@@ -2,61 +2,55 @@
 //! Reads what the module reports in /proc/driver/nvidia-peermem (docs/proc.md), and what
 //! `peermemctl` makes of it.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
+use peermem_proc::{Row, DIR};
 use serde_json::Value;
-
-const DIR: &str = "/proc/driver/nvidia-peermem";
 
 fn read(file: &str) -> Result<String> {
     let path = format!("{DIR}/{file}");
     fs::read_to_string(&path).with_context(|| format!("read {path}"))
 }
 
-/// The content of the file `stats`.
+/// The content of the file `stats`. A key that it lacks is an error.
 #[derive(Debug, Clone)]
-pub struct Stats(BTreeMap<String, String>);
+pub struct Stats(peermem_proc::Stats);
 
 impl Stats {
     pub fn read() -> Result<Self> {
-        Ok(Self::parse(&read("stats")?))
-    }
-
-    fn parse(text: &str) -> Self {
-        Self(text.lines().filter_map(|l| l.split_once(' ')).map(|(k, v)| (k.into(), v.into())).collect())
+        Ok(Self(peermem_proc::Stats::parse(&read("stats")?)))
     }
 
     pub fn text(&self, key: &str) -> Result<&str> {
-        self.0.get(key).map(String::as_str).with_context(|| format!("{DIR}/stats has no {key}"))
+        self.0.text(key).with_context(|| format!("{DIR}/stats has no {key}"))
     }
 
     pub fn number(&self, key: &str) -> Result<i64> {
-        self.text(key)?.parse().with_context(|| format!("{DIR}/stats: {key} is no number"))
+        let number = self.0.number(key).with_context(|| format!("{DIR}/stats has no number {key}"))?;
+        Ok(i64::try_from(number)?)
     }
 
     /// Returns the keys and numbers below a prefix.
     pub fn below<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, i64)> + 'a {
-        self.0.iter().filter_map(move |(k, v)| Some((k.strip_prefix(prefix)?, v.parse().ok()?)))
+        self.0.below(prefix).filter_map(|(key, number)| Some((key, i64::try_from(number).ok()?)))
     }
 
-    /// Returns the pairs of GPU and NIC, with what is known about each.
-    pub fn pairs(&self) -> Vec<(&str, &str)> {
-        self.0.iter().filter_map(|(k, v)| Some((k.strip_prefix("pair.")?, v.as_str()))).collect()
+    /// Returns each pair of GPU and NIC, with what is known about it.
+    pub fn pairs(&self) -> Vec<(&str, &str, &str)> {
+        self.0.pairs().collect()
     }
 
     /// Returns the names of the client with persistent pins and, if there is one, of the client
     /// with revocable pins. A third client pins nothing.
     pub fn clients(&self) -> Result<(&str, Option<&str>)> {
-        let mut names = self.text("clients")?.split(' ');
-        let first = names.next().context("stats: a client")?;
-        match self.text("mode")? {
-            "legacy" => Ok((names.next().context("stats: two clients")?, Some(first))),
-            _ => Ok((first, names.next())),
+        match (self.text("mode")?, self.0.clients().as_slice()) {
+            ("legacy", &[revocable, persistent, ..]) => Ok((persistent, Some(revocable))),
+            ("persistent" | "fallback", &[persistent, ref others @ ..]) => Ok((persistent, others.first().copied())),
+            (mode, clients) => bail!("stats: clients {clients:?} in mode {mode}"),
         }
     }
 
@@ -66,12 +60,37 @@ impl Stats {
     }
 }
 
-/// Returns the rows of `registrations` or `callbacks`, each as its fields.
-pub fn rows(file: &str) -> Result<Vec<BTreeMap<String, String>>> {
-    let fields = |line: &str| -> BTreeMap<String, String> {
-        line.split(' ').filter_map(|w| w.split_once('=')).map(|(k, v)| (k.into(), v.into())).collect()
+/// Returns the rows of `registrations`, `failures` or `callbacks`.
+pub fn rows(file: &str) -> Result<Vec<Row>> {
+    let row = |line| Row::parse(line).with_context(|| format!("{file} has a line that names no process: {line:?}"));
+    read(file)?.lines().map(row).collect()
+}
+
+/// A row of `failures`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub seq: u64,
+    pub pid: u32,
+    pub va: u64,
+    pub length: u64,
+    pub errno: i32,
+    pub reason: String,
+}
+
+/// Returns the newest row of `failures`.
+pub fn last_failure() -> Result<Option<Failure>> {
+    let failure = |row: &Row| {
+        Some(Failure {
+            seq: row.number("seq")?,
+            pid: u32::try_from(row.number("pid")?).ok()?,
+            va: row.number("va")?,
+            length: row.number("length")?,
+            errno: i32::try_from(row.number("errno")?).ok()?,
+            reason: row.text("reason")?.to_string(),
+        })
     };
-    Ok(read(file)?.lines().map(fields).collect())
+    let last = rows("failures")?.pop();
+    last.map(|row| failure(&row).with_context(|| format!("a field is missing: {row:?}"))).transpose()
 }
 
 /// The output and exit code of `peermemctl`.
@@ -126,20 +145,17 @@ mod tests {
     use super::Stats;
 
     #[test]
-    fn stats_are_read() {
-        let s = Stats::parse(
-            "mode legacy\nclients nv_mem nv_mem_nc\ntotal.pins 3\nrefused.busy 2\n\
-             provider.get.histogram 1 0 2\npair.0000:00:08.0/0000:00:04.0 unasked\n",
-        );
-        assert_eq!(s.clients().unwrap(), ("nv_mem_nc", Some("nv_mem")));
-        let three = Stats::parse("mode fallback\nclients nv_mem nv_mem_rv nv_mem_nc\n");
-        assert_eq!(three.clients().unwrap(), ("nv_mem", Some("nv_mem_rv")));
-        let one = Stats::parse("mode persistent\nclients nv_mem\nnv_mem.pins 2\n");
-        assert_eq!(one.clients().unwrap(), ("nv_mem", None));
-        assert_eq!((one.of(Some("nv_mem"), "pins").unwrap(), one.of(None, "pins").unwrap()), (2, 0));
-        assert_eq!(s.number("total.pins").unwrap(), 3);
-        assert_eq!(s.below("refused.").collect::<Vec<_>>(), [("busy", 2)]);
-        assert_eq!(s.pairs(), [("0000:00:08.0/0000:00:04.0", "unasked")]);
-        assert!(s.number("nothing").is_err());
+    fn each_mode_has_its_clients_in_an_order_of_its_own() {
+        for (mode, clients, persistent, revocable) in [
+            ("persistent", "nv_mem", "nv_mem", None),
+            ("fallback", "nv_mem nv_mem_rv nv_mem_nc", "nv_mem", Some("nv_mem_rv")),
+            ("legacy", "nv_mem nv_mem_nc", "nv_mem_nc", Some("nv_mem")),
+        ] {
+            let text = format!("mode {mode}\nclients {clients}\nnv_mem.pins 2\n");
+            let stats = Stats(peermem_proc::Stats::parse(&text));
+            assert_eq!(stats.clients().unwrap(), (persistent, revocable));
+            assert_eq!((stats.of(Some("nv_mem"), "pins").unwrap(), stats.of(None, "pins").unwrap()), (2, 0));
+            assert!(stats.number("total.pins").is_err());
+        }
     }
 }

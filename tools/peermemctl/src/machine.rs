@@ -82,7 +82,7 @@ impl<'a> Machine<'a> {
         let driver = nvidia::driver(root);
         let chosen = release.as_deref().and_then(|release| module_file::chosen(root, release, NAME));
         let file = chosen.and_then(|path| ModuleFile::read(root, &path).ok());
-        let stats = Stats::read(root);
+        let stats = peermem::stats(root);
         let rdma = rdma::devices(root);
         let drivers = nic_drivers(root, release.as_deref(), &rdma);
         let (log, log_cut) = kernel::log(root);

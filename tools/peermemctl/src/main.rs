@@ -9,7 +9,7 @@ use peermemctl::cli::{Cli, Command};
 use peermemctl::doctor;
 use peermemctl::environment::Environment;
 use peermemctl::machine::Machine;
-use peermemctl::peermem::{Stats, DIR, KNOW_IT, UNKNOWN};
+use peermemctl::peermem::{self, Stats, DIR, KNOW_IT, UNKNOWN};
 use peermemctl::print::{self, Detail, Page};
 use peermemctl::root::{Missing, Root};
 use peermemctl::{metrics, picture, recorded, select, selftest, verify};
@@ -200,7 +200,7 @@ fn watch(cli: &Cli, root: &Root, interval: Duration, count: Option<u64>) -> Resu
         if round > 0 {
             std::thread::sleep(interval);
         }
-        let stats = match Stats::read(root) {
+        let stats = match peermem::stats(root) {
             Ok(stats) => stats,
             Err(Missing::Unknown) => bail!("{UNKNOWN}; {KNOW_IT}"),
             Err(_) => bail!("there is no {DIR}/stats: nvidia_peermem is not loaded, or is not this project's"),

@@ -170,10 +170,8 @@ fn counters(registry: &mut Registry, stats: &Stats) {
 
 fn by_label(registry: &mut Registry, stats: &Stats) {
     let refused = Family::<Labels, Counter>::default();
-    for (key, count) in stats.numbers() {
-        if let Some(reason) = key.strip_prefix("refused.") {
-            refused.get_or_create(&vec![("reason", reason.to_owned())]).inc_by(count);
-        }
+    for (reason, count) in stats.below("refused.") {
+        refused.get_or_create(&vec![("reason", reason.to_owned())]).inc_by(count);
     }
     registry.register("refused", "Registrations refused, by reason", refused);
     let calls = Family::<Labels, Counter>::default();

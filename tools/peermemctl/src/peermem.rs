@@ -3,74 +3,15 @@
 
 use crate::kernel;
 use crate::root::{Missing, Root};
+use peermem_proc::Row;
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::collections::BTreeMap;
 
-/// The module's directory.
-pub const DIR: &str = "/proc/driver/nvidia-peermem";
+pub use peermem_proc::{Stats, DIR};
 
-/// The format of docs/proc.md that is understood here.
-const FORMAT: &str = "1";
-/// What is wrong with another one, and what to do about it.
+/// What is wrong with another format, and what to do about it.
 pub const UNKNOWN: &str = "the module's files have a format that this peermemctl does not know";
 pub const KNOW_IT: &str = "install the peermemctl that comes with the module";
-
-/// The file `stats`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stats(BTreeMap<String, String>);
-
-impl Stats {
-    /// Reads the file. `Absent`: the loaded module is not ours, or there is none. `Unknown` goes
-    /// for the other files as well.
-    pub fn read(root: &Root) -> Result<Self, Missing> {
-        let stats = Self::parse(&root.text(&format!("{DIR}/stats"))?);
-        match stats.text("format") {
-            Some(FORMAT) => Ok(stats),
-            _ => Err(Missing::Unknown),
-        }
-    }
-
-    pub(crate) fn parse(text: &str) -> Self {
-        let pair = |line: &str| line.split_once(' ').map(|(key, value)| (key.to_owned(), value.to_owned()));
-        Self(text.lines().filter_map(pair).collect())
-    }
-
-    pub fn text(&self, key: &str) -> Option<&str> {
-        self.0.get(key).map(String::as_str)
-    }
-
-    pub fn number(&self, key: &str) -> Option<u64> {
-        self.text(key)?.parse().ok()
-    }
-
-    /// Names of the clients, in the order in which the core asks them.
-    pub fn clients(&self) -> Vec<&str> {
-        self.text("clients").unwrap_or_default().split_ascii_whitespace().collect()
-    }
-
-    /// GPUs and NICs that met in a registration, and what the GPU driver says of the two:
-    /// `supported`, `unsupported`, `unasked`.
-    pub fn pairs(&self) -> impl Iterator<Item = (&str, &str, &str)> {
-        self.0.iter().filter_map(|(key, value)| {
-            let (gpu, nic) = key.strip_prefix("pair.")?.split_once('/')?;
-            Some((gpu, nic, value.as_str()))
-        })
-    }
-
-    /// All keys and values that are numbers.
-    pub fn numbers(&self) -> BTreeMap<String, u64> {
-        self.0.iter().filter_map(|(key, value)| Some((key.clone(), value.parse().ok()?))).collect()
-    }
-
-    /// The counters below a prefix that are not zero.
-    pub fn nonzero<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, u64)> + 'a {
-        self.0.iter().filter_map(move |(key, value)| {
-            let count = value.parse().ok().filter(|count| *count > 0)?;
-            Some((key.strip_prefix(prefix)?, count))
-        })
-    }
-}
 
 /// A callback this old has stopped the GPU driver for all its users.
 pub const STUCK_MS: u64 = 10_000;
@@ -138,135 +79,104 @@ pub struct Callback {
     pub age_ms: u64,
 }
 
-/// One line of fields.
-struct Row<'a>(BTreeMap<&'a str, &'a str>);
-
-impl<'a> Row<'a> {
-    /// Reads a line; what names no process is no row.
-    fn parse(line: &'a str) -> Option<Self> {
-        // `text` comes last and runs to the end of the line.
-        let (fields, text) = match line.split_once(" text=") {
-            Some((fields, text)) => (fields, Some(text)),
-            None => (line, None),
-        };
-        let fields = fields.split(' ').filter_map(|field| field.split_once('='));
-        let row = Self(fields.chain(text.map(|text| ("text", text))).collect());
-        row.0.contains_key("pid").then_some(row)
-    }
-
-    fn text(&self, key: &str) -> String {
-        self.0.get(key).map_or(String::new(), |value| unescaped(value))
-    }
-
-    fn known(&self, key: &str) -> Option<String> {
-        Some(self.text(key)).filter(|value| !value.is_empty() && value != "-")
-    }
-
-    fn number(&self, key: &str) -> u64 {
-        let Some(value) = self.0.get(key) else { return 0 };
-        match value.strip_prefix("0x") {
-            Some(hex) => u64::from_str_radix(hex, 16).unwrap_or(0),
-            None => value.parse().unwrap_or(0),
-        }
-    }
-
-    fn pid(&self) -> u32 {
-        u32::try_from(self.number("pid")).unwrap_or(0)
+/// Reads the file `stats`. `Absent`: the loaded module is not ours, or there is none. `Unknown` goes
+/// for the other files as well.
+pub fn stats(root: &Root) -> Result<Stats, Missing> {
+    let stats = Stats::parse(&root.text(&format!("{DIR}/stats"))?);
+    match stats.is_known() {
+        true => Ok(stats),
+        false => Err(Missing::Unknown),
     }
 }
 
-/// Undoes `\ooo`.
-fn unescaped(value: &str) -> String {
-    let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let octal = (*first == b'\\').then(|| after.get(..3)).flatten();
-        match octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = after.get(3..).unwrap_or(&[]);
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+/// Reads one of the files of rows.
+fn rows<T>(root: &Root, file: &str, read: impl Fn(&Row) -> T) -> Result<Vec<T>, Missing> {
+    stats(root)?;
+    let text = root.text(&format!("{DIR}/{file}"))?;
+    Ok(peermem_proc::rows(&text).map(|row| read(&row)).collect())
 }
 
-/// The text of one of the files of rows.
-fn rows(root: &Root, file: &str) -> Result<String, Missing> {
-    Stats::read(root)?;
-    root.text(&format!("{DIR}/{file}"))
+/// A field in words; nothing where the row has none.
+fn text(row: &Row, key: &str) -> String {
+    row.text(key).unwrap_or_default().to_owned()
+}
+
+/// A field that is a number; 0 where the module knows none.
+fn number(row: &Row, key: &str) -> u64 {
+    row.number(key).unwrap_or(0)
+}
+
+fn pid(row: &Row) -> u32 {
+    u32::try_from(number(row, "pid")).unwrap_or(0)
+}
+
+fn registration(row: &Row) -> Registration {
+    Registration {
+        pid: pid(row),
+        comm: text(row, "comm"),
+        client: text(row, "client"),
+        kind: text(row, "kind"),
+        state: text(row, "state"),
+        va: number(row, "va"),
+        length: number(row, "length"),
+        pinned_bytes: number(row, "pinned_bytes"),
+        pieces: number(row, "pieces"),
+        runs: number(row, "runs"),
+        gpu: row.known("gpu").map(str::to_owned),
+        nic: row.known("nic").map(str::to_owned),
+        age_ms: number(row, "age_ms"),
+        process_alive: None,
+    }
+}
+
+fn failure(row: &Row) -> Failure {
+    Failure {
+        seq: number(row, "seq"),
+        time: text(row, "time").parse().unwrap_or(0.0),
+        pid: pid(row),
+        comm: text(row, "comm"),
+        client: text(row, "client"),
+        va: number(row, "va"),
+        length: number(row, "length"),
+        errno: i32::try_from(number(row, "errno")).unwrap_or(0),
+        reason: text(row, "reason"),
+        found: row.known("found").map(str::to_owned),
+        text: text(row, "text"),
+    }
+}
+
+fn callback(row: &Row) -> Callback {
+    Callback {
+        pid: pid(row),
+        comm: text(row, "comm"),
+        client: text(row, "client"),
+        va: number(row, "va"),
+        length: number(row, "length"),
+        stage: text(row, "stage"),
+        age_ms: number(row, "age_ms"),
+    }
 }
 
 /// Live registrations; those of the most bytes first.
 pub fn registrations(root: &Root) -> Result<Vec<Registration>, Missing> {
-    let text = rows(root, "registrations")?;
-    let has_initial_pids = kernel::has_initial_pids(root);
-    let mut rows: Vec<Registration> = text
-        .lines()
-        .filter_map(Row::parse)
-        .map(|row| Registration {
-            pid: row.pid(),
-            comm: row.text("comm"),
-            client: row.text("client"),
-            kind: row.text("kind"),
-            state: row.text("state"),
-            va: row.number("va"),
-            length: row.number("length"),
-            pinned_bytes: row.number("pinned_bytes"),
-            pieces: row.number("pieces"),
-            runs: row.number("runs"),
-            gpu: row.known("gpu"),
-            nic: row.known("nic"),
-            age_ms: row.number("age_ms"),
-            process_alive: has_initial_pids.then(|| root.exists(&format!("/proc/{}/comm", row.pid()))),
-        })
-        .collect();
+    let mut rows = rows(root, "registrations", registration)?;
+    if kernel::has_initial_pids(root) {
+        for row in &mut rows {
+            row.process_alive = Some(root.exists(&format!("/proc/{}/comm", row.pid)));
+        }
+    }
     rows.sort_by_key(|row| (std::cmp::Reverse(row.pinned_bytes), row.pid, row.va));
     Ok(rows)
 }
 
 /// The last refusals, oldest first.
 pub fn failures(root: &Root) -> Result<Vec<Failure>, Missing> {
-    let text = rows(root, "failures")?;
-    Ok(text
-        .lines()
-        .filter_map(Row::parse)
-        .map(|row| Failure {
-            seq: row.number("seq"),
-            time: row.text("time").parse().unwrap_or(0.0),
-            pid: row.pid(),
-            comm: row.text("comm"),
-            client: row.text("client"),
-            va: row.number("va"),
-            length: row.number("length"),
-            errno: i32::try_from(row.number("errno")).unwrap_or(0),
-            reason: row.text("reason"),
-            found: row.known("found"),
-            text: row.text("text"),
-        })
-        .collect())
+    rows(root, "failures", failure)
 }
 
 /// Free callbacks that run now; the oldest first.
 pub fn callbacks(root: &Root) -> Result<Vec<Callback>, Missing> {
-    let text = rows(root, "callbacks")?;
-    let mut rows: Vec<Callback> = text
-        .lines()
-        .filter_map(Row::parse)
-        .map(|row| Callback {
-            pid: row.pid(),
-            comm: row.text("comm"),
-            client: row.text("client"),
-            va: row.number("va"),
-            length: row.number("length"),
-            stage: row.text("stage"),
-            age_ms: row.number("age_ms"),
-        })
-        .collect();
+    let mut rows = rows(root, "callbacks", callback)?;
     rows.sort_by_key(|row| std::cmp::Reverse(row.age_ms));
     Ok(rows)
 }
@@ -274,24 +184,31 @@ pub fn callbacks(root: &Root) -> Result<Vec<Callback>, Missing> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
+    /// docs/proc.md shows a row of each file; tests/host compares it with what the module writes.
     #[test]
-    fn rows_keep_spaces_of_text_and_comm() {
-        let row = Row::parse(r"seq=3 pid=7 comm=a\040b\134 errno=12 found=- text=BAR1 is full; see x=y").unwrap();
-        assert!(Row::parse("").is_none() && Row::parse("half of a row=").is_none());
-        assert_eq!(row.text("comm"), r"a b\");
-        assert_eq!(row.text("text"), "BAR1 is full; see x=y");
-        assert_eq!(row.known("found"), None);
-        assert_eq!(row.number("errno"), 12);
-    }
-
-    #[test]
-    fn stats_ignore_what_they_do_not_know() {
-        let stats = Stats::parse(
-            "format 1\nnew.thing a b c\ntotal.live 3\nrefused.busy 0\nrefused.freed 2\npair.0000:00:08.0/0000:00:04.0 unasked\n",
+    fn each_field_of_the_documented_rows_is_read() {
+        let rows: Vec<Row> = include_str!("../../../docs/proc.md").lines().filter_map(Row::parse).collect();
+        let [listed, refused, running] = rows.as_slice() else { panic!("{rows:?}") };
+        let read = (json!(registration(listed)), json!(failure(refused)), json!(callback(running)));
+        let va = 0x7f95_ffe0_0000_u64;
+        let wanted = (
+            json!({
+                "pid": 812, "comm": "ib_write_bw", "client": "nv_mem", "kind": "persistent", "state": "mapped",
+                "va": va, "length": 131_072, "pinned_bytes": 131_072, "pieces": 1, "runs": 1,
+                "gpu": "0000:00:04.0", "nic": "0000:00:03.0", "age_ms": 1520, "process_alive": null,
+            }),
+            json!({
+                "seq": 3, "time": 1_763_635_473.123, "pid": 812, "comm": "ib_write_bw", "client": "nv_mem",
+                "va": va, "length": 1_u64 << 30, "errno": 12, "reason": "out_of_bar", "found": null,
+                "text": "its start can be pinned but not all of it: BAR1 is full; see ...",
+            }),
+            json!({
+                "pid": 812, "comm": "app", "client": "nv_mem_rv", "va": va, "length": 131_072,
+                "stage": "invalidating", "age_ms": 12,
+            }),
         );
-        assert_eq!(stats.number("total.live"), Some(3));
-        assert_eq!(stats.nonzero("refused.").collect::<Vec<_>>(), [("freed", 2)]);
-        assert_eq!(stats.pairs().collect::<Vec<_>>(), [("0000:00:08.0", "0000:00:04.0", "unasked")]);
+        assert_eq!(read, wanted);
     }
 }

@@ -13,6 +13,7 @@ use super::{complaints, pattern, same_bytes, Bench, GPU_PAGE, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::Mode;
+use crate::peermem;
 use crate::perftest::{arrived, chunks, with_rate, Before, Run, Sizes};
 use crate::test::{in_modes, Env, Suite};
 use crate::verbs::{Loopback, Op};
@@ -95,7 +96,7 @@ fn perftest_fails(env: &Env) -> Result<()> {
         anyhow::bail!("ib_write_bw registered coherent memory revocably");
     };
     ensure!(format!("{why:#}").contains("Couldn't allocate MR"), "perftest failed for another reason: {why:#}");
-    let found = lab::last_failure()?.context("no failure is recorded")?;
+    let found = peermem::last_failure()?.context("no failure is recorded")?;
     let wanted = (libc::EOPNOTSUPP, "outside_bar");
     ensure!((found.errno, found.reason.as_str()) == wanted, "recorded as {found:?}, wanted {wanted:?}");
     let bench = Bench::new()?;

@@ -106,13 +106,14 @@ fn several_allocations(env: &Env) -> Result<()> {
     if !env.nvidia_c {
         let rows = peermem::rows("registrations")?;
         let row = rows.first().context("no row of registrations")?;
-        ensure!(row["pieces"] == "3", "{} pieces, wanted 3", row["pieces"]);
+        let number = |key: &str| row.number(key).with_context(|| format!("no number {key} in {row:?}"));
+        ensure!(number("pieces")? == 3, "{} pieces, wanted 3", number("pieces")?);
         emit(
             "demo",
             &json!({
                 "mode": env.mode()?.name(), "test": "write, read", "buffer": "3 segments",
-                "mb_s": 2.0 * LEN as f64 / 1e6 / seconds, "mrs": 1, "sg_entries": row["runs"].parse::<u64>()?,
-                "bytes_pinned": row["pinned_bytes"].parse::<u64>()?,
+                "mb_s": 2.0 * LEN as f64 / 1e6 / seconds, "mrs": 1, "sg_entries": number("runs")?,
+                "bytes_pinned": number("pinned_bytes")?,
             }),
         );
     }

@@ -13,6 +13,7 @@ use crate::helper::Helper;
 use crate::lab;
 use crate::machine::{Level, Mode, OtherRxe};
 use crate::modules::{self, PEERMEM};
+use crate::peermem;
 use crate::test::{in_modes, Env, NvidiaC, Suite, Test};
 use crate::verbs::{Loopback, Mr, Op};
 
@@ -49,7 +50,7 @@ fn judged(wrong: Vec<String>) -> Result<()> {
 /// client once the limit is exceeded.
 fn memlock(env: &Env) -> Result<()> {
     const PAGES: usize = 6;
-    let recorded = || if env.nvidia_c { Ok(None) } else { lab::last_failure() };
+    let recorded = || if env.nvidia_c { Ok(None) } else { peermem::last_failure() };
     let before = recorded()?;
     lab::clear_trace()?;
     let user = Helper::start(&["memlock", &(PAGES * page()).to_string()])?;

@@ -15,10 +15,9 @@ use crate::cuda::DeviceMemory;
 use crate::gpu;
 use crate::inject::{self, Allocations, Calls, Hit, Memory, Sweep, Tally};
 use crate::kmsg;
-use crate::lab;
 use crate::machine::{Generation, Mode};
 use crate::modules::{self, PEERMEM};
-use crate::peermem::Stats;
+use crate::peermem::{self, Stats};
 use crate::test::{emit, in_modes, skip, Env, NvidiaC, Suite};
 use crate::verbs::Mr;
 
@@ -87,7 +86,7 @@ fn register(bench: &Bench, memory: &DeviceMemory) -> Result<Result<Mr, i32>> {
 fn out_of_memory(errno: i32, hit: &Hit, memory: Memory, refused_before: i64) -> Result<()> {
     let recorded = match Stats::read()?.number("total.refused")? - refused_before {
         0 => None,
-        1 => lab::last_failure()?,
+        1 => peermem::last_failure()?,
         n => bail!("{n} refusals were recorded for one registration"),
     };
     let ours = memory != Memory::Exhausted && ["nvidia", "nvidia_peermem"].contains(&hit.owner.as_str());
@@ -408,7 +407,7 @@ impl Case {
         expect_errno("ibv_reg_mr", got, wanted.0)?;
         ensure!(refused == i64::from(wanted.1.is_some()), "{refused} refusals were recorded, wanted {:?}", wanted.1);
         if let Some(reason) = wanted.1 {
-            let failure = lab::last_failure()?.context("no failure is recorded")?;
+            let failure = peermem::last_failure()?.context("no failure is recorded")?;
             ensure!(
                 (failure.errno, failure.reason.as_str()) == (got, reason),
                 "recorded: {failure:?}, wanted {reason}"

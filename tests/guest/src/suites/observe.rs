@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
+use peermem_proc::Row;
 use serde_json::{json, Value};
 
 use super::scenarios::free_beside;
@@ -134,9 +135,9 @@ fn stats_say_if_gpu_and_nic_reach_each_other(env: &Env) -> Result<()> {
     let stats = Stats::read()?;
     let rows = peermem::rows("registrations")?;
     let row = rows.first().context("no row of registrations")?;
-    let pair = format!("{}/{}", row["gpu"], row["nic"]);
+    let (gpu, nic) = row.text("gpu").zip(row.text("nic")).context("no gpu or no nic in the row")?;
     let wanted = if env.mode()? == Mode::Legacy { "unasked" } else { "supported" };
-    ensure!(stats.pairs() == [(pair.as_str(), wanted)], "stats say {:?}, wanted {pair} {wanted}", stats.pairs());
+    ensure!(stats.pairs() == [(gpu, nic, wanted)], "stats say {:?}, wanted {gpu}/{nic} {wanted}", stats.pairs());
     let (topo, _) = peermem::peermemctl_json(&["topo"])?;
     let told = topo["pairs"][0]["driver_says"].as_str().context("topo says nothing of the pair")?;
     ensure!(told == wanted, "peermemctl topo says {told}, wanted {wanted}");
@@ -155,16 +156,10 @@ fn callback_in_flight(_: &Env) -> Result<()> {
     let age = || -> Result<u64> {
         let rows = peermem::rows("callbacks")?;
         let [row] = rows.as_slice() else { bail!("{} callbacks are listed, wanted 1: {rows:?}", rows.len()) };
-        let pid = std::process::id().to_string();
-        for (field, wanted) in [
-            ("pid", pid.as_str()),
-            ("va", &format!("{va:#x}")),
-            ("length", &MIB.to_string()),
-            ("stage", "invalidating"),
-        ] {
-            ensure!(row[field] == wanted, "{field} is {}, wanted {wanted}", row[field]);
-        }
-        Ok(row["age_ms"].parse()?)
+        let numbers = ["pid", "va", "length"].map(|field| row.number(field));
+        let wanted = [u64::from(std::process::id()), va, MIB as u64].map(Some);
+        ensure!((numbers, row.text("stage")) == (wanted, Some("invalidating")), "listed is {row:?}, wanted {wanted:?}");
+        row.number("age_ms").context("no age")
     };
     let before = age()?;
     thread::sleep(Duration::from_millis(100));
@@ -413,8 +408,8 @@ fn many_registrations(env: &Env) -> Result<()> {
     })?;
     let mut times: BTreeMap<u64, u32> = BTreeMap::new();
     for line in listed.lines() {
-        let va = line.split(' ').find_map(|f| f.strip_prefix("va=0x")).with_context(|| format!("no va in {line:?}"))?;
-        *times.entry(u64::from_str_radix(va, 16)?).or_default() += 1;
+        let va = Row::parse(line).and_then(|row| row.number("va")).with_context(|| format!("no va in {line:?}"))?;
+        *times.entry(va).or_default() += 1;
     }
     let wrong = (0..wanted).map(place).filter(|va| times.get(va) != Some(&1)).count();
     ensure!(wrong == 0, "{wrong} of {wanted} registrations are not listed exactly once");

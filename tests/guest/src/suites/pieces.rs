@@ -127,8 +127,8 @@ impl Nic {
 /// Returns the number of pieces of one registration, from /proc.
 fn pieces_of(va: u64) -> Result<usize> {
     let rows = peermem::rows("registrations")?;
-    let row = rows.iter().find(|row| row.get("va") == Some(&format!("{va:#x}"))).context("no row of this region")?;
-    Ok(row.get("pieces").context("no pieces in the row")?.parse()?)
+    let row = rows.iter().find(|row| row.number("va") == Some(va)).context("no row of this region")?;
+    Ok(usize::try_from(row.number("pieces").context("no pieces in the row")?)?)
 }
 
 /// Registers the whole of each case in one region, and regions with odd ends. Moves bytes over each
@@ -282,8 +282,8 @@ fn refused_at(bench: &Bench, what: &str, va: u64, len: usize, hole: u64) -> Resu
 /// Checks that the last refusal named this address, and left no pin.
 fn found_hole(what: &str, hole: u64) -> Result<()> {
     let rows = peermem::rows("failures")?;
-    let found = rows.last().and_then(|row| row.get("found")).cloned().unwrap_or_default();
-    ensure!(found == format!("{hole:#x}"), "{what}: the hole is at {hole:#x}, told is {found}");
+    let found = rows.last().and_then(|row| row.number("found"));
+    ensure!(found == Some(hole), "{what}: the hole is at {hole:#x}, told is {found:#x?}");
     ensure!(gpu::pins()? == 0, "{what}: refused, but {} pins stay", gpu::pins()?);
     Ok(())
 }

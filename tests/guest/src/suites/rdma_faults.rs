@@ -10,6 +10,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
+use peermem_proc::Row;
 
 use super::scenarios::process::actor;
 use super::scenarios::{free_beside, reg_beside, Beside, Stop};
@@ -86,13 +87,9 @@ fn nothing_left(when: &str) -> Result<()> {
 /// Returns the state and the pinned bytes of each registration of a process.
 fn listed(pid: u32) -> Result<Vec<(String, u64)>> {
     let rows = peermem::rows("registrations")?;
-    let pid = pid.to_string();
-    let own = rows.iter().filter(|row| row.get("pid") == Some(&pid));
-    own.map(|row| {
-        let field = |name: &str| row.get(name).with_context(|| format!("registrations: no {name} in {row:?}"));
-        Ok((field("state")?.clone(), field("pinned_bytes")?.parse().context("pinned_bytes")?))
-    })
-    .collect()
+    let own = rows.iter().filter(|row| row.number("pid") == Some(pid.into()));
+    let told = |row: &Row| Some((row.text("state")?.to_string(), row.number("pinned_bytes")?));
+    own.map(|row| told(row).with_context(|| format!("registrations: a field is missing: {row:?}"))).collect()
 }
 
 fn is_listed(pid: u32, state: &str, bytes: usize) -> Result<()> {
@@ -397,9 +394,7 @@ fn lost_mr(env: &Env) -> Result<()> {
     actor.tell("free")?;
     let waits = || {
         let rows = peermem::rows("callbacks").unwrap_or_default();
-        rows.iter().any(|row| {
-            row.get("pid") == Some(&pid.to_string()) && row.get("stage").is_some_and(|stage| stage == "invalidating")
-        })
+        rows.iter().any(|row| row.number("pid") == Some(pid.into()) && row.text("stage") == Some("invalidating"))
     };
     wait_for("the callback waits in the core", waits)?;
     actor.shoot()?;

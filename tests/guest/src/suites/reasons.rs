@@ -16,7 +16,7 @@ use super::{errno_name, expect_errno, Bench, MIB, PATIENCE};
 use crate::cuda::DeviceMemory;
 use crate::gpu;
 use crate::inject;
-use crate::lab::{self, CoreHold};
+use crate::lab::CoreHold;
 use crate::machine::{Mode, OtherRxe};
 use crate::modules::{self, PEERMEM};
 use crate::peermem;
@@ -187,7 +187,7 @@ fn one(reason: &str, errno: i32, how: &How) -> Result<String> {
     let got = refuse(&bench, memory, reason, how)?;
     let (end, returned) = (now()?, Instant::now());
     // Read once, without waiting.
-    let row = lab::last_failure()?.context("failures is empty")?;
+    let row = peermem::last_failure()?.context("failures is empty")?;
     let readable = returned.elapsed();
     ensure!((row.reason.as_str(), row.va) == (reason, va), "the first read of failures after the call has {row:?}");
     ensure!(readable < Duration::from_secs(1), "readable only after {readable:?}");
@@ -271,7 +271,7 @@ fn no_memory(bench: &Bench, va: u64) -> Result<i32> {
     for (file, value) in [("ignore-gfp-wait", "N"), ("verbose", "0")] {
         fs::write(format!("{FAILSLAB}/{file}"), value).with_context(|| format!("write {FAILSLAB}/{file}"))?;
     }
-    let known = lab::last_failure()?.map(|f| f.seq);
+    let known = peermem::last_failure()?.map(|f| f.seq);
     let (mut found, mut nth, mut rounds) = (None, 0, 0);
     // The number of allocations before the module's own differs between registrations, so a round
     // may miss it.
@@ -283,7 +283,7 @@ fn no_memory(bench: &Bench, va: u64) -> Result<i32> {
         // have failed, or that of the write below.
         let left = fs::read_to_string("/proc/thread-self/fail-nth").unwrap_or_else(|e| e.to_string());
         fs::write("/proc/thread-self/fail-nth", "0").or_else(|_| fs::write("/proc/thread-self/fail-nth", "0"))?;
-        let told = lab::last_failure()?.filter(|f| Some(f.seq) != known && f.reason == "no_memory");
+        let told = peermem::last_failure()?.filter(|f| Some(f.seq) != known && f.reason == "no_memory");
         match (got, told) {
             (Err(e), Some(_)) => found = e.raw_os_error(),
             (Ok(mr), _) => mr.dereg()?,

@@ -14,7 +14,7 @@ use crate::kmsg::Mark;
 use crate::lab;
 use crate::machine::{Generation, Level, Mode};
 use crate::modules::{self, PEERMEM};
-use crate::peermem::Stats;
+use crate::peermem::{self, Stats};
 use crate::test::{emit, in_modes, skip, Env, NvidiaC, Suite, Test};
 use crate::verbs::{Loopback, Mr};
 
@@ -385,7 +385,7 @@ fn refused_ranges(env: &Env) -> Result<()> {
     let mut wrong = Vec::new();
     let mut expect = |what: &str, addr: u64, len: usize, errno: i32| -> Result<()> {
         // NVIDIA's module records none.
-        let recorded = || if env.nvidia_c { Ok(None) } else { lab::last_failure() };
+        let recorded = || if env.nvidia_c { Ok(None) } else { peermem::last_failure() };
         let before = recorded()?;
         let got = bench.refused(what, addr, len)?;
         wrong.extend(complaints(what, (addr, len), got, errno, None));
@@ -474,7 +474,7 @@ fn host_memory_is_left_alone(env: &Env) -> Result<()> {
     ensure!(gpu::provider_calls()?.0 == 0, "the provider was asked about ordinary memory");
 
     // NVIDIA's module records none.
-    let recorded = || if env.nvidia_c { Ok(None) } else { lab::last_failure() };
+    let recorded = || if env.nvidia_c { Ok(None) } else { peermem::last_failure() };
     let failures = recorded()?;
     let mut log = Mark::now()?;
     let errno = bench.refused("a bad host address", 0x7000_dead_0000, 4 * KIB)?;

@@ -10,6 +10,7 @@ use super::{expect_errno, pattern, same_bytes, Bench, KIB, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::Mode;
+use crate::peermem;
 use crate::test::{in_modes, Env, NvidiaC, Suite};
 use crate::verbs::Loopback;
 
@@ -100,7 +101,7 @@ fn is_refused_with_a_reason(env: &Env) -> Result<()> {
         "{revocable:?} was asked for what it cannot serve"
     );
     expect_errno("without persistent pins", errno, libc::EOPNOTSUPP)?;
-    let failure = lab::last_failure()?;
+    let failure = peermem::last_failure()?;
     let said = failure.as_ref().map(|f| (f.pid, f.va, f.length, f.errno, f.reason.as_str()));
     let wanted = (std::process::id(), memory.va(), SIZE as u64, libc::EOPNOTSUPP, reason);
     ensure!(said == Some(wanted), "recorded as {failure:?}, wanted {wanted:?}");
@@ -115,7 +116,7 @@ fn is_refused_with_a_reason(env: &Env) -> Result<()> {
     };
     let mr = bench.reg(memory.va(), SIZE)?;
     ensure!(lab::last_owner()? == revocable, "{} serves the MR, wanted {revocable}", lab::last_owner()?);
-    ensure!(lab::last_failure()? == failure, "an MR that is served was recorded as a refusal");
+    ensure!(peermem::last_failure()? == failure, "an MR that is served was recorded as a refusal");
     Ok(mr.dereg()?)
 }
 
@@ -123,7 +124,7 @@ fn is_refused_with_a_reason(env: &Env) -> Result<()> {
 fn host_memory_is_left_alone(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     // NVIDIA's module records none.
-    let recorded = || if env.nvidia_c { Ok(None) } else { lab::last_failure() };
+    let recorded = || if env.nvidia_c { Ok(None) } else { peermem::last_failure() };
     let failures = recorded()?;
     gpu::lab()?.reset_accounting()?;
     lab::set_nic("no_invalidation", 1)?;

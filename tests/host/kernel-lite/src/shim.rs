@@ -6,6 +6,7 @@
 
 use crate::raw;
 use helpers::sg::Table;
+use peermem_proc::Stats;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -16,6 +17,8 @@ use std::thread::ThreadId;
 pub const PAGE: u64 = 64 << 10;
 /// The address of the BAR.
 pub const BAR: u64 = 0xe000_0000;
+/// The size of the BAR in bytes.
+pub const BAR_LENGTH: u64 = 8 << 30;
 
 /// The number of references to the module.
 pub static MODULE_REFS: AtomicI64 = AtomicI64::new(0);
@@ -88,9 +91,8 @@ pub fn stats() -> String {
 
 /// Returns the value of `key` in `stats`.
 pub fn stat(key: &str) -> String {
-    let stats = stats();
-    let value = stats.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("no {key} in {stats}")).to_string()
+    let stats = Stats::parse(&stats());
+    stats.text(key).unwrap_or_else(|| panic!("no {key} in {stats:?}")).to_string()
 }
 
 /// Returns the rows of `list`, which is a number of shim.h.
@@ -529,7 +531,7 @@ extern "C" fn nvpm_device_segment_limit(_: *mut raw::device) -> u64 {
 unsafe extern "C" fn nvpm_provider_bar(address: u64, bar: *mut raw::nvpm_bar) -> c_int {
     assert!(address >= BAR);
     // SAFETY: The caller's local.
-    unsafe { bar.write(raw::nvpm_bar { start: BAR, last: BAR + (8 << 30) - 1, bus_offset: 0, device: 0x40 }) };
+    unsafe { bar.write(raw::nvpm_bar { start: BAR, last: BAR + BAR_LENGTH - 1, bus_offset: 0, device: 0x40 }) };
     0
 }
 #[no_mangle]

@@ -6,6 +6,7 @@
 
 use kernel_lite_tests::raw::{NVPM_PROC_CALLBACKS, NVPM_PROC_FAILURES, NVPM_PROC_REGISTRATIONS};
 use kernel_lite_tests::shim::{self, rows, stat, Umem, PAGE};
+use peermem_proc::Row;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Mutex, MutexGuard};
 
@@ -58,10 +59,13 @@ fn refuse() {
     shim::OUT_OF_ORDER.store(0, SeqCst);
 }
 
-/// Returns the value of a row's field.
-fn field<'a>(row: &'a str, key: &str) -> &'a str {
-    let value = row.split(' ').find_map(|field| field.strip_prefix(key)?.strip_prefix('='));
-    value.unwrap_or_else(|| panic!("no {key} in {row:?}"))
+/// Returns the rows of `list` as its readers see them.
+fn read(list: u32) -> Vec<Row> {
+    peermem_proc::rows(&rows(list).concat()).collect()
+}
+
+fn last(list: u32) -> Row {
+    read(list).pop().expect("a row")
 }
 
 fn number(key: &str) -> u64 {
@@ -75,7 +79,7 @@ fn the_last_64_refusals_are_listed_oldest_first() {
         for _ in 0..refusals {
             refuse();
         }
-        let seq: Vec<u64> = rows(NVPM_PROC_FAILURES).iter().map(|row| field(row, "seq").parse().unwrap()).collect();
+        let seq: Vec<u64> = read(NVPM_PROC_FAILURES).iter().map(|row| row.number("seq").expect("a number")).collect();
         let all = number("total.refused");
         assert_eq!(seq, (all.saturating_sub(64) + 1..=all).collect::<Vec<_>>(), "after {refusals} more");
     }
@@ -106,7 +110,7 @@ fn a_process_name_is_one_field_whatever_bytes_it_has() {
     refuse();
     for list in [NVPM_PROC_REGISTRATIONS, NVPM_PROC_FAILURES] {
         let row = rows(list).pop().expect("a row");
-        assert_eq!(field(&row, "comm"), "a\\040\\134b\\001\\377\\177~=");
+        assert!(row.contains(" comm=a\\040\\134b\\001\\377\\177~= client="), "{row}");
     }
     umem.deregister();
 }
@@ -117,10 +121,9 @@ fn an_age_is_in_milliseconds_since_the_memory_was_pinned() {
     shim::GET_NS.store(5000 * MS, SeqCst);
     let umem = register(1);
     let pinned = shim::CLOCK.load(SeqCst);
-    for (passed, age) in [(0, "0"), (MS - 100, "0"), (MS + 100, "1"), (1520 * MS + 100, "1520")] {
+    for (passed, age) in [(0, 0), (MS - 100, 0), (MS + 100, 1), (1520 * MS + 100, 1520)] {
         shim::CLOCK.store(pinned + passed, SeqCst);
-        let row = rows(NVPM_PROC_REGISTRATIONS).pop().expect("a row");
-        assert_eq!(field(row.trim_end(), "age_ms"), age, "{passed} ns later");
+        assert_eq!(last(NVPM_PROC_REGISTRATIONS).number("age_ms"), Some(age), "{passed} ns later");
     }
     umem.deregister();
 }
@@ -151,12 +154,12 @@ fn a_registration_that_was_revoked_has_nothing_pinned() {
     let _loaded = load(false);
     let umem = register(3);
     let pinned = || {
-        let row = rows(NVPM_PROC_REGISTRATIONS).pop().expect("a row");
-        (field(&row, "state").to_string(), field(&row, "pinned_bytes").to_string())
+        let row = last(NVPM_PROC_REGISTRATIONS);
+        (row.text("state").expect("a state").to_string(), row.number("pinned_bytes"))
     };
-    assert_eq!(pinned(), ("mapped".into(), (3 * PAGE).to_string()));
+    assert_eq!(pinned(), ("mapped".into(), Some(3 * PAGE)));
     shim::free_all_memory();
-    assert_eq!(pinned(), ("revoked".into(), "0".into()));
+    assert_eq!(pinned(), ("revoked".into(), Some(0)));
     umem.deregister();
 }
 
@@ -203,8 +206,7 @@ fn a_registration_of_more_than_65536_pieces_is_refused() {
     assert_eq!(Umem::register(VA, 70_000 * PAGE, 1).err(), Some(-75));
     // The additional call pinned the granule that showed whose memory this is.
     assert_eq!(shim::GETS.load(SeqCst) - before, 65_536 + 1);
-    let row = rows(NVPM_PROC_FAILURES).pop().expect("a row");
-    assert_eq!((field(&row, "reason"), shim::pins()), ("too_many_entries", 0));
+    assert_eq!((last(NVPM_PROC_FAILURES).text("reason"), shim::pins()), (Some("too_many_entries"), 0));
 }
 
 /// The whole machine waits while a registration ends orphans, so it ends eight at most. Only its
@@ -234,8 +236,7 @@ fn an_address_that_the_nic_cannot_use_is_refused() {
         assert_eq!(Umem::register(VA, 2 * PAGE, 1).err(), Some(-5), "{skew} bytes off");
         assert_eq!((shim::MAPPED.load(SeqCst), shim::pins()), (0, 0));
     }
-    let row = rows(NVPM_PROC_FAILURES).pop().expect("a row");
-    assert_eq!(field(&row, "reason"), "dma_mapping");
+    assert_eq!(last(NVPM_PROC_FAILURES).text("reason"), Some("dma_mapping"));
 }
 
 /// Without translation, all of a pin is one mapping. If that gets another address, the device has

@@ -74,6 +74,6 @@ pub fn tick(stats: &Stats, before: Option<(&Stats, f64)>) -> Tick {
         revocations_per_second: rate("total.revocations"),
         refused_per_second: rate("total.refused"),
         get_mean_us: calls.and_then(|calls| Some(grown("provider.get.total_ns")? / calls / 1000.0)),
-        counters: stats.numbers(),
+        counters: stats.below("").map(|(key, count)| (key.to_owned(), count)).collect(),
     }
 }

@@ -5,7 +5,7 @@ use super::module::{self, Pins};
 use super::process::{self, Child};
 use super::rig::{deliver, same, Rig, Setting, GPU_PAGE, KIB, MIB};
 use crate::cuda::Memory;
-use crate::peermem::{self, Stats};
+use crate::peermem;
 use crate::root::Root;
 use crate::text;
 use crate::verbs::{status_words, Op, FLUSHED, SUCCESS};
@@ -477,7 +477,7 @@ pub struct Level {
 
 impl Level {
     pub fn now(root: &Root) -> Self {
-        let live = Stats::read(root).ok().and_then(|stats| stats.number("total.live"));
+        let live = peermem::stats(root).ok().and_then(|stats| stats.number("total.live"));
         Self { references: module::references(root).unwrap_or(0), live: live.unwrap_or(0) }
     }
 }

@@ -20,7 +20,7 @@ use crate::environment::Environment;
 use crate::kernel;
 use crate::machine::{Machine, REGISTER};
 use crate::nvidia::Flavour;
-use crate::peermem::Stats;
+use crate::peermem;
 use crate::print::{Detail, Page};
 use crate::recorded;
 use crate::root::Root;
@@ -562,7 +562,7 @@ impl Run<'_> {
 fn one(rig: &rig::Rig, setting: &Setting, check: &Check) -> Result<Held> {
     const PATIENCE: Duration = Duration::from_secs(20);
     let before = checks::Level::now(setting.root);
-    let put_errors = || Stats::read(setting.root).ok().and_then(|stats| stats.number("put_errors")).unwrap_or(0);
+    let put_errors = || peermem::stats(setting.root).ok().and_then(|stats| stats.number("put_errors")).unwrap_or(0);
     let errors = put_errors();
     let mark = Mark::now(setting.root);
     let mut ran = (check.run)(rig, setting);

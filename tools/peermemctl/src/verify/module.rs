@@ -4,7 +4,7 @@
 use crate::kernel;
 use crate::machine::{Machine, NAME, SYS};
 use crate::module_file::{Maker, ModuleFile};
-use crate::peermem::{self, Stats};
+use crate::peermem;
 use crate::root::Root;
 use anyhow::{bail, Context, Result};
 use std::collections::BTreeMap;
@@ -74,7 +74,7 @@ pub enum Pins {
 
 /// What the loaded module promises.
 pub fn pins(root: &Root) -> Pins {
-    if let Ok(stats) = Stats::read(root) {
+    if let Ok(stats) = peermem::stats(root) {
         return match stats.text("mode") {
             Some("persistent") => Pins::Persistent,
             Some("legacy") => Pins::Revocable,

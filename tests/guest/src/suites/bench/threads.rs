@@ -15,6 +15,7 @@ use serde_json::{json, Value};
 use super::{ns, positive, unload, Rig, Variant};
 use crate::lab;
 use crate::machine::SecondNic;
+use crate::peermem::Stats;
 use crate::test::{emit, Env};
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
@@ -131,13 +132,9 @@ fn run(rig: &Rig, &Work { variant, threads, second, frees }: &Work) -> Result<Va
 
 /// Returns the time in the provider's gets and puts, during which the put gate is held, or `None`
 /// with NVIDIA's module.
-fn provider_ns() -> Result<Option<(u64, u64)>> {
-    let Ok(stats) = fs::read_to_string("/proc/driver/nvidia-peermem/stats") else { return Ok(None) };
-    let value = |name: &str| -> Result<u64> {
-        let line = stats.lines().find_map(|l| l.strip_prefix(name)).with_context(|| format!("no {name} in stats"))?;
-        line.trim().parse().with_context(|| format!("{name}{line}"))
-    };
-    Ok(Some((value("provider.get.total_ns ")?, value("provider.put.total_ns ")?)))
+fn provider_ns() -> Result<Option<(i64, i64)>> {
+    let Ok(stats) = Stats::read() else { return Ok(None) };
+    Ok(Some((stats.number("provider.get.total_ns")?, stats.number("provider.put.total_ns")?)))
 }
 
 /// Fails if the kernel's trace had no room for an event, because the wait would be missing.

@@ -154,9 +154,8 @@ pub fn key_not_destroyed(env: &Env) -> Result<()> {
 /// Checks that the one registration is shown in this state, and with this many bytes pinned.
 fn listed_as(state: &str, bytes: usize) -> Result<()> {
     let rows = peermem::rows("registrations")?;
-    let said: Vec<_> = rows.iter().map(|row| (row.get("state"), row.get("pinned_bytes"))).collect();
-    let (state, bytes) = (state.to_string(), bytes.to_string());
-    ensure!(said == [(Some(&state), Some(&bytes))], "registrations: {said:?}, wanted {state} and {bytes} bytes");
+    let said: Vec<_> = rows.iter().map(|row| (row.text("state"), row.number("pinned_bytes"))).collect();
+    ensure!(said == [(Some(state), Some(bytes as u64))], "registrations: {said:?}, wanted {state} and {bytes} bytes");
     Ok(())
 }
 

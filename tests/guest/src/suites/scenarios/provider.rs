@@ -15,14 +15,14 @@ use crate::test::Env;
 use crate::verbs::Status;
 
 /// Returns our module's `late_callbacks`. NVIDIA's module has no such figure.
-fn late_callbacks(env: &Env) -> Result<u64> {
+fn late_callbacks(env: &Env) -> Result<i64> {
     if env.nvidia_c {
         return Ok(0);
     }
-    lab::module_stat("late_callbacks")
+    peermem::Stats::read()?.number("late_callbacks")
 }
 
-fn one_late(env: &Env, before: u64) -> Result<()> {
+fn one_late(env: &Env, before: i64) -> Result<()> {
     let late = late_callbacks(env)? - before;
     ensure!(env.nvidia_c || late == 1, "{late} late callbacks were counted, wanted 1");
     Ok(())
