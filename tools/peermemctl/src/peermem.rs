@@ -94,6 +94,8 @@ pub struct Registration {
     pub pinned_bytes: u64,
     /// Allocations, or parts of one, that were pinned apart.
     pub pieces: u64,
+    /// Bytes of each page that the GPU driver pinned; 0 where the module does not tell.
+    pub page_size: u64,
     pub runs: u64,
     /// PCI address of the GPU, once mapped.
     pub gpu: Option<String>,
@@ -218,6 +220,7 @@ pub fn registrations(root: &Root) -> Result<Vec<Registration>, Missing> {
             length: row.number("length"),
             pinned_bytes: row.number("pinned_bytes"),
             pieces: row.number("pieces"),
+            page_size: row.number("page_size"),
             runs: row.number("runs"),
             gpu: row.known("gpu"),
             nic: row.known("nic"),

@@ -132,7 +132,10 @@ fn what_works_is_found_to_work() {
         assert!(way[figure].as_f64() > Some(0.0), "{figure}: {way:#}");
     }
     assert_eq!(found["pairs"][0]["distance"], "PIX");
+    // Nobody tells the size of pages here.
+    assert!(found["pairs"][0]["ways"][1]["page_bytes"].is_null(), "{found:#}");
     let reports = rig.reports();
+    assert!(reports[0].contains("pages of unknown size"), "{reports:?}");
     // The results, then a machine that can be looked at; nothing of who ran it.
     assert!(reports.len() == 1 && reports[0].contains("# verify: USABLE, 1 of 1 pair"), "{reports:?}");
     assert!(

@@ -60,6 +60,9 @@ pub struct VerifyWay {
     pub deregister_us: Option<f64>,
     /// Of a free of registered memory.
     pub free_us: Option<f64>,
+    /// Bytes of each page in which the memory was pinned, as nvidia-peermem tells root; `null`: unknown, as
+    /// of each dma-buf, of which no kernel tells it truly.
+    pub page_bytes: Option<u64>,
     /// Registrations of different begin and length, each written and compared.
     pub offsets: u64,
     /// What else was done, and the bytes compared.
@@ -87,6 +90,7 @@ impl VerifyWay {
             register_us: None,
             deregister_us: None,
             free_us: None,
+            page_bytes: None,
             offsets: 0,
             operations: Vec::new(),
             to_gpu: None,

@@ -104,6 +104,10 @@ fn one_way(page: &mut Page, pair: &VerifyPair, way: &VerifyWay, in_full: bool) {
         time("register", way.register_us),
         time("deregister", way.deregister_us),
         time("free", way.free_us),
+        way.register_us.map(|_| match way.page_bytes {
+            Some(bytes) => format!("pages of {}", text::bytes(bytes)),
+            None => "pages of unknown size".to_owned(),
+        }),
         rate("to the GPU", way.to_gpu),
         rate("from it", way.from_gpu),
         way.limit.zip(way.limit_by.as_ref()).map(|(rate, by)| format!("of {:.2} GB/s ({by})", rate / 1e9)),

@@ -2,7 +2,7 @@
 //! Tries each way of registering with each GPU and NIC: what is registered is written to and read by
 //! the NIC, and compared; nothing of the machine is changed, and nothing needs root.
 
-use super::checks::how_pinned;
+use super::checks::{how_pinned, pinned_words};
 use super::process;
 use super::rig::{same, GPU_PAGE, KIB, MIB};
 use super::watchdog::Watchdog;
@@ -291,9 +291,9 @@ impl Target<'_> {
         let start = Instant::now();
         let region = how.register(&domain, &memory, 0, span).context("register GPU memory")?;
         found.register_us = Some(micros(start));
-        if self.way == Way::PeerMemory {
-            let pinned = how_pinned(self.machine.root, &memory)?;
-            found.details.extend(pinned.strip_prefix(", ").map(str::to_owned));
+        if let Some(row) = how_pinned(self.machine.root, &memory)? {
+            found.page_bytes = Some(row.page_size).filter(|size| *size > 0);
+            found.details.push(pinned_words(&row));
         }
         let start = Instant::now();
         region.deregister().context("deregister GPU memory")?;
