@@ -373,7 +373,7 @@ fn without_a_link_or_a_gpu_it_says_what_it_could_try() {
     assert_eq!(found["passes"][0]["checks"][0]["level"], "OK", "{found:#}");
 }
 
-/// A NIC that is asked for and has no link is named, beside one that has.
+/// A NIC without a link is named: where it is asked for, and where all NICs are tried.
 #[test]
 fn a_port_that_is_down_is_named() {
     let rig = Rig::new("hgx");
@@ -385,6 +385,11 @@ fn a_port_that_is_down_is_named() {
     ways.retain(|(way, ..)| *way != "preload library");
     let named = ways.iter().all(|(.., said)| said.contains("no port of mlx5_1 is active"));
     assert!(code == 3 && ways.len() >= 2 && named, "{found:#}");
+    let rig = rig.with_all_nics();
+    let (found, code) = rig.run("verify --quick --gpu 0");
+    let tried = found["pairs"].as_array().unwrap().iter().filter(|pair| pair["nic"] == "mlx5_1").count();
+    assert_eq!((code, tried, found["nics_without_a_link"].to_string().as_str()), (0, 0, r#"["mlx5_1"]"#), "{found:#}");
+    assert!(rig.reports().iter().any(|report| report.contains("# no link: mlx5_1 (not tried")), "{:?}", rig.reports());
 }
 
 #[test]

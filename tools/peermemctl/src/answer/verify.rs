@@ -23,6 +23,8 @@ pub struct Verify {
     pub seed: u64,
     /// What this machine lacks, and what was therefore not tried; empty if everything was.
     pub missing: Vec<String>,
+    /// NICs that were left out because none of their ports is active.
+    pub nics_without_a_link: Vec<String>,
     /// Versions, and where the devices are.
     pub facts: Vec<Fact>,
     /// Each GPU with each NIC, the nearest first; empty with `--module`.
@@ -169,6 +171,7 @@ impl Verify {
             seconds: 0.0,
             seed,
             missing: Vec::new(),
+            nics_without_a_link: Vec::new(),
             facts: Vec::new(),
             pairs: Vec::new(),
             passes: Vec::new(),

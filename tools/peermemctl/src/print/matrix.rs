@@ -173,6 +173,7 @@ mod tests {
             message_bytes: 1 << 20,
             measured: true,
             missing: Vec::new(),
+            nics_without_a_link: vec!["mlx5_16".to_owned()],
             gpus: (0..8).map(place).collect(),
             nics: Vec::new(),
             pairs: pairs.map(|(gpu, nic)| pair(gpu, nic, ways(gpu, nic))).collect(),
