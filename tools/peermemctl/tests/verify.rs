@@ -5,6 +5,7 @@
 use peermemctl::recorded;
 use rustix::process::{kill_process, Pid, Signal};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -246,6 +247,20 @@ fn a_nic_that_hangs_is_named_in_time() {
     assert!(code == 2 && ways[0].2.contains("mlx5_0 hangs: ") && ways[0].2.contains("within 3 s"), "{found:#}");
 }
 
+/// NICs of which none answers cost no more time than one, although the process with the preload library
+/// tries each of them anew.
+#[test]
+fn eight_nics_that_hang_are_cut_off() {
+    let start = Instant::now();
+    let (found, code) = Rig::new("hgx").with_all_nics().with_preload().with("STAND_IN_HANG", 1).run("verify --quick");
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    let ways = ways(&found);
+    assert!(code == 2 && ways[0].2.contains("hangs: ") && ways[0].2.contains("within 3 s"), "{found:#}");
+    let pairs = found["pairs"].as_array().unwrap();
+    let all = pairs.iter().all(|pair| pair["ways"].as_array().unwrap().iter().all(|way| way["level"] != "OK"));
+    assert!(pairs.len() == 64 && all, "{found:#}");
+}
+
 /// What stands still in the kernel is written down, although nothing comes back.
 #[test]
 fn a_registration_that_never_returns_is_in_the_report() {
@@ -404,6 +419,22 @@ fn eight_gpus_and_all_their_nics_take_ten_seconds_at_most() {
     let first: Vec<&str> =
         pairs.iter().step_by(pairs.len() / 8).map(|pair| pair["distance"].as_str().unwrap()).collect();
     assert!(first.iter().all(|distance| *distance == "PIX" || *distance == "PXB"), "{first:?}");
+}
+
+/// Slow NICs would take longer than there is time. Each GPU has its part of that, and what was not tried
+/// any more says so.
+#[test]
+fn what_takes_longer_than_ten_seconds_is_cut_off() {
+    let rig = Rig::new("hgx").with_all_nics().with("STAND_IN_SLOW", 30000);
+    let start = Instant::now();
+    let (found, _) = rig.run("verify --quick");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    let is_tried = |pair: &Value| pair["ways"].as_array().unwrap().iter().any(|way| way["level"] == "OK");
+    let pairs = found["pairs"].as_array().unwrap();
+    let gpus: BTreeSet<String> =
+        pairs.iter().filter(|pair| is_tried(pair)).map(|pair| pair["gpu"].to_string()).collect();
+    assert!(pairs.len() == 64 && gpus.len() == 8, "{gpus:?}: {found:#}");
+    assert!(found.to_string().contains("not tried: the time is up (--gpu and --nic choose)"), "{found:#}");
 }
 
 /// Eight GPUs with eight NICs have a minute; one of them takes its part. All eight would take most of that
