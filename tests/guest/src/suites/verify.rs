@@ -64,7 +64,7 @@ fn verify(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
 }
 
 /// Returns the same for `peermemctl verify`, which tries each way.
-fn reported(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
+pub(super) fn reported(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
     let _ = fs::remove_file(REPORT);
     let said = peermem::peermemctl(&[&["verify", "--json", "--report", REPORT][..], args].concat())?;
     let line = said.text.lines().find(|line| line.starts_with('{'));
