@@ -1,23 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Runs `peermemctl verify` and `matrix` on a machine with two GPUs and two NICs, each two below a
 //! PCIe switch of their own. Where the GPU driver lets no other two meet, each pair that it refuses
-//! is named with the cause, and the others are right.
+//! is named with the cause, and the others are right. So it is where one of the NICs has no link.
+
+use std::path::Path;
 
 use anyhow::{ensure, Context, Result};
 use serde_json::{json, Value};
 
 use super::verify::reported;
 use crate::gpu;
-use crate::machine::{Level, Mode, SecondNic};
+use crate::init::run;
+use crate::machine::{wait_for, Level, Mode, SecondNic, RDMA_DEVICE};
 use crate::modules::{self, PEERMEM};
 use crate::peermem;
 use crate::test::{emit, Env, NvidiaC, Suite, Test};
 
 pub fn suite() -> Suite {
-    let level = Level::Peermem(Mode::Persistent);
+    const PERSISTENT: Level = Level::Peermem(Mode::Persistent);
+    let tests = [
+        // Before the kernel log has refusals, which name no pair.
+        ("a_port_that_is_down", PERSISTENT, port_down as fn(&Env) -> Result<()>),
+        ("pairs_that_do_not_reach_each_other", PERSISTENT, refused_pairs),
+    ];
     let means = NvidiaC::Skip("it asks nothing of nvidia-peermem");
-    let test = Test::new("pairs_that_do_not_reach_each_other", level, refused_pairs).nvidia_c(means).limit(600);
-    Suite { name: "reach", tests: vec![test] }
+    let tests = tests.into_iter().map(|(name, level, f)| Test::new(name, level, f).nvidia_c(means).limit(600));
+    Suite { name: "reach", tests: tests.collect() }
 }
 
 /// Checks that each GPU works with the NIC below its own switch, by peer memory and by dma-buf, and
@@ -76,4 +84,27 @@ fn refused_pairs(_: &Env) -> Result<()> {
     ensure!(after.is_clean(), "left behind: {:?}", after.dirt());
     // The module would remember these pairs.
     modules::rmmod(PEERMEM)
+}
+
+/// The NIC without a link is left out, and named. Who asks for it is told why it was not tried.
+fn port_down(_: &Env) -> Result<()> {
+    let second = SecondNic::add()?;
+    let state = Path::new("/sys/class/infiniband").join(second.name()).join("ports/1/state");
+    let is = |word: &str| std::fs::read_to_string(&state).is_ok_and(|state| state.contains(word));
+    run("ip", &["link", "set", "eth1", "down"])?;
+    let told = wait_for("a port without a link", || is("DOWN")).and_then(|()| {
+        let of_all = reported(&["--quick", "--gpu", "0"])?;
+        Ok((of_all, reported(&["--quick", "--gpu", "0", "--nic", second.name()])?))
+    });
+    run("ip", &["link", "set", "eth1", "up"])?;
+    let ((all, code, report), (asked, asked_code, _)) = told?;
+    let nics: Vec<&Value> = all["pairs"].as_array().into_iter().flatten().map(|pair| &pair["nic"]).collect();
+    ensure!(nics == [RDMA_DEVICE] && matches!(code, Some(0 | 1)), "exit {code:?}: {all}");
+    ensure!(all["nics_without_a_link"] == json!([second.name()]), "{}", all["nics_without_a_link"]);
+    ensure!(report.contains("no link: rxe1"), "the report: {report}");
+    let ways = asked["pairs"][0]["ways"].as_array().context("no pair")?;
+    let named = |way: &Value| way["message"].as_str().is_some_and(|why| why.contains("no port of rxe1 is active"));
+    ensure!(ways.iter().filter(|way| named(way)).count() >= 2, "{ways:?}");
+    ensure!(asked_code == Some(3), "exit {asked_code:?}: {asked}");
+    Ok(())
 }
