@@ -184,6 +184,11 @@ static struct setting config[NVLAB_C_COUNT] = {
 					NVLAB_GPU_PAGE),
 	/* The order of the pages of shuffled allocations from now on; 0: a new one each time. */
 	[NVLAB_C_LAYOUT_SEED] = SETTING("layout_seed", 0, 0, U64_MAX),
+	/*
+	 * 1: on this chipset the driver lets a NIC have memory of a GPU below a common
+	 * switch only, by a pin or by a dma-buf (>= 580).
+	 */
+	[NVLAB_C_UNAPPROVED_CHIPSET] = ONLY_ODD("unapproved_chipset", 0, 0, 1, 0),
 };
 
 /*

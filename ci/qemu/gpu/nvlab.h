@@ -151,6 +151,7 @@ enum nvlab_config_name {
 	NVLAB_C_CRC_MAX,
 	NVLAB_C_PAGE_SIZE,
 	NVLAB_C_LAYOUT_SEED,
+	NVLAB_C_UNAPPROVED_CHIPSET,
 	NVLAB_C_COUNT
 };
 
@@ -365,6 +366,9 @@ void nvlab_rm_unmap_piece(struct nvlab_piece *piece);
  */
 int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap,
 		   u64 len, u64 *addr);
+
+/* In the odd flavour: whether the driver lets @peer have memory of the GPU's BAR. */
+bool nvlab_topology_supported(struct nvlab_gpu *gpu, struct pci_dev *peer);
 
 /* How many DMA mappings hang on this key; for debugfs, under the RM API lock. */
 unsigned int nvlab_p2p_mappings(void *key);

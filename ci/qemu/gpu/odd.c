@@ -9,7 +9,9 @@
  * at once by dma_map_sg() in pages of the CPU, so that behind an IOMMU one range of
  * addresses has all of it, however it is laid out; raw bus addresses from
  * dma_map_pages; all three page sizes that a table can name, of which
- * dma_map_pages cannot take the smallest. The closed flavour stands on it, too.
+ * dma_map_pages cannot take the smallest; the check of the PCI topology that drivers
+ * from 580 on make (nv_grdma_pci_topology_supported in their nv-pci.c), without its
+ * parameter. The closed flavour stands on it, too.
  *
  * Otherwise it is as plain as can be: the table, its records in one piece, and
  * what a client can see of get, put and the free callback. Most hold points, the
@@ -575,6 +577,20 @@ int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap,
 	return dma_mapping_error(peer, *addr) ? -EIO : 0;
 }
 
+/* A bridge above both is a switch, or a root port with several devices. */
+bool nvlab_topology_supported(struct nvlab_gpu *gpu, struct pci_dev *peer)
+{
+	struct pci_dev *above, *port;
+
+	if (!nvlab_config(NVLAB_C_UNAPPROVED_CHIPSET))
+		return true;
+	for (above = pci_upstream_bridge(gpu->pdev); above; above = pci_upstream_bridge(above))
+		for (port = pci_upstream_bridge(peer); port; port = pci_upstream_bridge(port))
+			if (port == above)
+				return true;
+	return false;
+}
+
 /* The pages of coherent memory in the order of the table; NULL for -ENOMEM. */
 static struct page **pages_of(const struct mapping *map, u32 count)
 {
@@ -699,7 +715,8 @@ static int dma_map(struct pci_dev *peer,
 	err = nvlab_api_lock("dma_map_pages");
 	if (err)
 		goto free;
-	if (nvlab_fault(NVLAB_F_MAP_TOPOLOGY))
+	if (nvlab_fault(NVLAB_F_MAP_TOPOLOGY) ||
+	    (!info->coherent && !nvlab_topology_supported(info->gpu, peer)))
 		err = -ENOTSUPP;
 	wrong = err ? 0 : nvlab_fault(NVLAB_F_MAP_ERRNO);
 	if (wrong)

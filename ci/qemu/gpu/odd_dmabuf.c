@@ -12,9 +12,9 @@
  *   end of the process, leave it until file and attachments are gone.
  * - No pin, unpin, move_notify or revocation: the importer is never told
  *   anything. mmap is -ENOTSUPP.
- * - Attaching is refused by the topology check, and to a dynamic importer
- *   that does not announce peer2peer, both with -ENOTSUPP. Older drivers have
- *   neither, and refuse the second in map.
+ * - Attaching is refused by the topology check, with a line in the kernel log, and
+ *   to a dynamic importer that does not announce peer2peer, both with -ENOTSUPP.
+ *   Older drivers have neither, and refuse the second in map.
  * - BAR1 is mapped by the first attachment's map_dma_buf, not by the export,
  *   under the RM API lock and the GPU lock. The next attachment shares it, and the
  *   last unmap undoes it. Any failure is a NULL, which the importer sees as
@@ -216,6 +216,10 @@ static int buf_attach(struct dma_buf *buf, struct dma_buf_attachment *attach)
 	if (!dev_is_pci(attach->dev) || nvlab_fault(NVLAB_F_ATTACH_TOPOLOGY) ||
 	    (attach->importer_ops && !attach->peer2peer && !coherent(e)))
 		return -ENOTSUPP;
+	if (!coherent(e) && !nvlab_topology_supported(e->gpu, to_pci_dev(attach->dev))) {
+		pr_err("NVRM: dma-buf attach failed: PCI topology not supported for dma-buf\n");
+		return -ENOTSUPP;
+	}
 	return 0;
 }
 

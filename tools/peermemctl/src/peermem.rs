@@ -35,6 +35,8 @@ pub struct Registration {
     pub pinned_bytes: u64,
     /// Allocations, or parts of one, that were pinned apart.
     pub pieces: u64,
+    /// Bytes of each page that the GPU driver pinned; 0 where the module does not tell.
+    pub page_size: u64,
     pub runs: u64,
     /// PCI address of the GPU, once mapped.
     pub gpu: Option<String>,
@@ -121,6 +123,7 @@ fn registration(row: &Row) -> Registration {
         length: number(row, "length"),
         pinned_bytes: number(row, "pinned_bytes"),
         pieces: number(row, "pieces"),
+        page_size: number(row, "page_size"),
         runs: number(row, "runs"),
         gpu: row.known("gpu").map(str::to_owned),
         nic: row.known("nic").map(str::to_owned),

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `topo --svg`: GPUs on the left, NICs on the right, a line from each GPU to its best NIC.
-//! `matrix --svg`: a row for each GPU, a column for each NIC.
+//! `matrix --svg`: a row for each GPU, a column for each NIC and one for NCCL's choice.
 
 use crate::answer::{Matrix, Place, Topo};
 use crate::check::Level;
 use crate::pci::Distance;
-use crate::print::matrix::{best, cell, nics};
-use crate::text as words;
+use crate::print::matrix::{best, cell, head, nccl, nics};
 use svg::node::element::{Group, Line, Rectangle, Text, Title};
 use svg::Document;
 
@@ -91,29 +90,29 @@ fn way(topo: &Topo, (n, gpu): (usize, &Place), (m, nic): (usize, &Place)) -> Gro
 
 /// Draws what each GPU and each NIC can do together.
 pub fn of_matrix(matrix: &Matrix) -> String {
-    const CELL: (usize, usize) = (110, 32);
+    const CELL: (usize, usize) = (130, 32);
     const LEFT: usize = 200;
+    const NCCL: usize = 260;
     let names = nics(&matrix.pairs);
-    let (width, height) = (LEFT + names.len() * CELL.0 + MARGIN, TOP + (matrix.gpus.len() + 1) * CELL.1 + MARGIN);
-    let head = match matrix.measured {
-        true => format!("GB/s between host and GPU, RDMA writes of {}", words::bytes(matrix.message_bytes)),
-        false => "not measured: what doctor expects".to_owned(),
-    };
+    let right = LEFT + names.len() * CELL.0;
+    let (width, height) = (right + NCCL + MARGIN, TOP + (matrix.gpus.len() + 1) * CELL.1 + MARGIN);
     let mut document = Document::new()
         .set("viewBox", (0, 0, width.max(WIDTH), height))
         .set("font-family", "sans-serif")
         .set("font-size", 12)
         .add(Rectangle::new().set("width", "100%").set("height", "100%").set("fill", "white"))
-        .add(text(MARGIN, 28, head));
+        .add(text(MARGIN, 28, head(matrix)))
+        .add(text(right + 4, TOP + CELL.1 / 2, "NCCL"));
     for (column, name) in names.iter().enumerate() {
         document = document.add(text(LEFT + column * CELL.0 + 4, TOP + CELL.1 / 2, *name));
     }
     for (row, gpu) in matrix.gpus.iter().enumerate() {
         let y = TOP + (row + 1) * CELL.1;
         document = document.add(text(MARGIN, y + CELL.1 / 2 + 4, format!("{} {}", gpu.label, gpu.address)));
+        let pairs: Vec<_> = matrix.pairs.iter().filter(|pair| pair.gpu == gpu.address).collect();
+        document = document.add(text(right + 4, y + CELL.1 / 2 + 2, nccl(gpu, &pairs)));
         for (column, name) in names.iter().enumerate() {
-            let pair = matrix.pairs.iter().find(|pair| pair.gpu == gpu.address && pair.nic == *name);
-            let Some(pair) = pair else { continue };
+            let Some(pair) = pairs.iter().find(|pair| pair.nic == *name) else { continue };
             let worst = pair.ways.iter().map(|way| way.level).max().filter(|_| best(pair).is_some());
             let deceives = pair.ways.iter().any(crate::answer::VerifyWay::deceives);
             let colour = match worst {

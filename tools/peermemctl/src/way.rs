@@ -327,7 +327,8 @@ fn unsupported(gpu: &Device, nic: &RdmaDevice) -> String {
 }
 
 /// Judges a GPU and a NIC by the GPU driver's check of the PCI topology, which from 580 on it makes for
-/// both ways ([`facts::TOPOLOGY`]): by its parameter, by what it said of the two, and by the kernel log.
+/// both ways ([`facts::TOPOLOGY`]): by its parameter, by what it said of the two, or else by the kernel
+/// log, whose line names no pair.
 fn topology(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     let fine = Judged::Yes(String::new());
     if is_coherent(machine, gpu) == Some(true) || facts::TOPOLOGY.holds(version(machine)) == Some(false) {
@@ -336,10 +337,12 @@ fn topology(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     if topology_denied(machine) {
         return Judged::No(DENIED.to_owned());
     }
-    if said_of(machine, gpu, nic) == Some("unsupported") {
-        return Judged::No(unsupported(gpu, nic));
+    match said_of(machine, gpu, nic) {
+        Some("unsupported") => return Judged::No(unsupported(gpu, nic)),
+        Some("supported") => return fine,
+        _ => {}
     }
-    // The line names no device, and is not about a pair below one switch where there are others.
+    // The line is not about a pair below one switch where there are others.
     let all = || machine.gpus().into_iter().flat_map(|gpu| machine.rdma.iter().map(move |nic| (gpu, nic)));
     let is_of_others = || {
         shares_a_switch(machine, gpu, nic)

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 206] = [
+const CASES: [Case; 207] = [
     case("public-netns-tg3-beside", (0, 0), &["bnxt_re"], &["tg3"]),
     case("public-netns-tg3", (3, 2), &["run this in the pod", "bnxt_en/unbind"], &["tg3"]),
     case("public-netns-vfio", (2, 1), &["given to a virtual machine (vfio-pci)"], &["vfio-pci/unbind"]),
@@ -200,6 +200,8 @@ const CASES: [Case; 206] = [
         &["refused to attach a dma-buf (524", "dma-buf: no", "peer memory: yes, 1 of 1 pair"],
         &[],
     ),
+    // The line in the log names no pair, and the driver's word about this one is in the module's stats.
+    case("one-pair-other-refused", (1, 0), &["[ways.refused]", "dma-buf: yes, 1 of 1 pair"], &["dma-buf: no"]),
     case("public-connectx-7-beside-data-direct", (1, 0), &["Data Direct: yes, 12 of 16 pairs"], &[]),
     case(
         "public-ports-down",

@@ -784,10 +784,10 @@ fn eight_gpus_and_eight_nics_fit_a_screen() {
     // The nearest NIC has no link.
     assert!(topo.lines().any(|line| line.starts_with(" GPU5") && !line.ends_with("mlx5_5")), "{topo}");
     assert!(said(&["topo", "--svg"]).starts_with("<svg") && said(&["topo", "--svg"]).matches("<line").count() == 8);
-    // A cell for each pair, on one of all.
-    assert!(
-        said(&["matrix", "--svg"]).starts_with("<svg") && said(&["matrix", "--svg"]).matches("<rect").count() == 65
-    );
+    // A cell for each pair, on one of all, and NCCL's choice for each GPU.
+    let matrix = said(&["matrix", "--svg"]);
+    assert!(matrix.starts_with("<svg") && matrix.matches("<rect").count() == 65, "{matrix}");
+    assert!((0..8).all(|nic| matrix.contains(&format!("mlx5_{nic}, dma-buf"))), "{matrix}");
 }
 
 /// NCCL's rule, on machines whose distances it treats differently, with what a process or a command

@@ -5,6 +5,7 @@
 use peermemctl::recorded;
 use rustix::process::{kill_process, Pid, Signal};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -132,7 +133,10 @@ fn what_works_is_found_to_work() {
         assert!(way[figure].as_f64() > Some(0.0), "{figure}: {way:#}");
     }
     assert_eq!(found["pairs"][0]["distance"], "PIX");
+    // Nobody tells the size of pages here.
+    assert!(found["pairs"][0]["ways"][1]["page_bytes"].is_null(), "{found:#}");
     let reports = rig.reports();
+    assert!(reports[0].contains("pages of unknown size"), "{reports:?}");
     // The results, then a machine that can be looked at; nothing of who ran it.
     assert!(reports.len() == 1 && reports[0].contains("# verify: USABLE, 1 of 1 pair"), "{reports:?}");
     assert!(
@@ -241,6 +245,20 @@ fn a_nic_that_hangs_is_named_in_time() {
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     let ways = ways(&found);
     assert!(code == 2 && ways[0].2.contains("mlx5_0 hangs: ") && ways[0].2.contains("within 3 s"), "{found:#}");
+}
+
+/// NICs of which none answers cost no more time than one, although the process with the preload library
+/// tries each of them anew.
+#[test]
+fn eight_nics_that_hang_are_cut_off() {
+    let start = Instant::now();
+    let (found, code) = Rig::new("hgx").with_all_nics().with_preload().with("STAND_IN_HANG", 1).run("verify --quick");
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    let ways = ways(&found);
+    assert!(code == 2 && ways[0].2.contains("hangs: ") && ways[0].2.contains("within 3 s"), "{found:#}");
+    let pairs = found["pairs"].as_array().unwrap();
+    let all = pairs.iter().all(|pair| pair["ways"].as_array().unwrap().iter().all(|way| way["level"] != "OK"));
+    assert!(pairs.len() == 64 && all, "{found:#}");
 }
 
 /// What stands still in the kernel is written down, although nothing comes back.
@@ -370,7 +388,7 @@ fn without_a_link_or_a_gpu_it_says_what_it_could_try() {
     assert_eq!(found["passes"][0]["checks"][0]["level"], "OK", "{found:#}");
 }
 
-/// A NIC that is asked for and has no link is named, beside one that has.
+/// A NIC without a link is named: where it is asked for, and where all NICs are tried.
 #[test]
 fn a_port_that_is_down_is_named() {
     let rig = Rig::new("hgx");
@@ -382,6 +400,11 @@ fn a_port_that_is_down_is_named() {
     ways.retain(|(way, ..)| *way != "preload library");
     let named = ways.iter().all(|(.., said)| said.contains("no port of mlx5_1 is active"));
     assert!(code == 3 && ways.len() >= 2 && named, "{found:#}");
+    let rig = rig.with_all_nics();
+    let (found, code) = rig.run("verify --quick --gpu 0");
+    let tried = found["pairs"].as_array().unwrap().iter().filter(|pair| pair["nic"] == "mlx5_1").count();
+    assert_eq!((code, tried, found["nics_without_a_link"].to_string().as_str()), (0, 0, r#"["mlx5_1"]"#), "{found:#}");
+    assert!(rig.reports().iter().any(|report| report.contains("# no link: mlx5_1 (not tried")), "{:?}", rig.reports());
 }
 
 #[test]
@@ -396,6 +419,22 @@ fn eight_gpus_and_all_their_nics_take_ten_seconds_at_most() {
     let first: Vec<&str> =
         pairs.iter().step_by(pairs.len() / 8).map(|pair| pair["distance"].as_str().unwrap()).collect();
     assert!(first.iter().all(|distance| *distance == "PIX" || *distance == "PXB"), "{first:?}");
+}
+
+/// Slow NICs would take longer than there is time. Each GPU has its part of that, and what was not tried
+/// any more says so.
+#[test]
+fn what_takes_longer_than_ten_seconds_is_cut_off() {
+    let rig = Rig::new("hgx").with_all_nics().with("STAND_IN_SLOW", 30000);
+    let start = Instant::now();
+    let (found, _) = rig.run("verify --quick");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    let is_tried = |pair: &Value| pair["ways"].as_array().unwrap().iter().any(|way| way["level"] == "OK");
+    let pairs = found["pairs"].as_array().unwrap();
+    let gpus: BTreeSet<String> =
+        pairs.iter().filter(|pair| is_tried(pair)).map(|pair| pair["gpu"].to_string()).collect();
+    assert!(pairs.len() == 64 && gpus.len() == 8, "{gpus:?}: {found:#}");
+    assert!(found.to_string().contains("not tried: the time is up (--gpu and --nic choose)"), "{found:#}");
 }
 
 /// Eight GPUs with eight NICs have a minute; one of them takes its part. All eight would take most of that

@@ -35,6 +35,9 @@ struct Topology {
     /// The number of address bits that the devices `edu`, which the sample driver drives, put on
     /// the bus. `None`: no such devices.
     edu: Option<u32>,
+    /// Whether each GPU is below a PCIe switch with the network card of the same number.
+    #[serde(default)]
+    switches: bool,
     /// Whether the boot has two machines with a cable between them.
     #[serde(default)]
     pair: bool,
@@ -166,13 +169,13 @@ impl Row {
 
     /// Returns the machine that runs these suites of the boot.
     pub fn boot(&self, suites: &[String]) -> Boot {
-        let Topology { gpus, nics, iommu, edu, .. } = self.machine;
+        let Topology { gpus, nics, iommu, edu, switches, .. } = self.machine;
         let Row { gpu_mib, memory_mib, clock, cpus, .. } = *self;
         let cpu = self.cpu.as_deref().map(|cpu| if cpu == "counted" { COUNTED_CPU } else { cpu }.to_string());
         // Other boots, and other programs of the host, may run at the same time.
         let limit = Duration::from_secs((12 * self.seconds).max(900));
         let new = Boot::new(&self.name, &suites.join(","));
-        let mut boot = Boot { gpus, nics, iommu, edu, gpu_mib, memory_mib, cpu, clock, cpus, limit, ..new };
+        let mut boot = Boot { gpus, nics, iommu, edu, switches, gpu_mib, memory_mib, cpu, clock, cpus, limit, ..new };
         boot.append.extend(self.words.iter().cloned());
         boot.append.extend(edu.map(|bits| format!("guest.dma_bits={bits}")));
         if let Expect::Canary(tests) = &self.expect {

@@ -51,6 +51,9 @@ pub struct Boot {
     /// The number of address bits that each of two `edu` devices beside the GPUs puts on the bus.
     /// `None`: no such devices.
     pub edu: Option<u32>,
+    /// Whether each GPU is below a PCIe switch with the network card of the same number. Otherwise
+    /// all of them are on the root bus.
+    pub switches: bool,
     pub clock: Clock,
     /// The number of processors on the wall clock. The instruction clock has one.
     pub cpus: u32,
@@ -77,6 +80,7 @@ impl Boot {
             gpu_mib: 256,
             iommu: Iommu::Off,
             edu: None,
+            switches: false,
             clock: Clock::Wall,
             cpus: 2,
             memory_mib: 2048,
@@ -144,6 +148,20 @@ impl Boot {
         cmd.args(arch.devices(self.iommu, self.gpu_mib * u64::from(self.gpus)));
         // Each card gets a slot of its own, and so an IOMMU group of its own.
         let platform = if self.iommu == Iommu::Off { "" } else { ",disable-legacy=on,iommu_platform=on" };
+        // A port has the name of what is plugged into it.
+        let place = |port: &str, n: u32, addr: u32| match self.switches {
+            true => format!("bus={port}{n}"),
+            false => format!("addr={addr:#x}"),
+        };
+        for n in (0..self.gpus.max(self.nics)).filter(|_| self.switches) {
+            let chassis = n + 1;
+            cmd.args(["-device", &format!("pcie-root-port,id=root{n},chassis={chassis},slot=0,addr={:#x}", 0x10 + n)]);
+            cmd.args(["-device", &format!("x3130-upstream,id=switch{n},bus=root{n}")]);
+            for (slot, port) in [(1, "nic"), (2, "gpu")] {
+                let port = format!("id={port}{n},bus=switch{n},chassis={chassis},slot={slot}");
+                cmd.args(["-device", &format!("xio3130-downstream,{port}")]);
+            }
+        }
         for nic in 0..self.nics {
             let (netdev, mac) = match &self.cable {
                 Some(cable) if nic == 0 => (cable.netdev(), format!(",mac={}", cable.mac())),
@@ -152,17 +170,18 @@ impl Boot {
                 _ => (format!("user,id=net{nic},restrict=on"), String::new()),
             };
             cmd.args(["-netdev", &netdev]);
-            let addr = 4 + nic;
+            let at = place("nic", nic, 4 + nic);
             // The driver spins until it is answered. The processor's own thread must answer: QEMU's
             // main thread would answer whenever the host happens to run it.
             let answers = if self.clock == Clock::Instructions { ",ioeventfd=off,tx=timer" } else { "" };
-            let device = format!("virtio-net-pci,netdev=net{nic},addr={addr:#x},romfile={mac}{platform}{answers}");
+            let device = format!("virtio-net-pci,netdev=net{nic},{at},romfile={mac}{platform}{answers}");
             cmd.args(["-device", &device]);
         }
         for gpu in 0..self.gpus {
             let size = self.gpu_mib;
             cmd.args(["-object", &format!("memory-backend-ram,id=gpu{gpu},size={size}M,share=on,reserve=off")]);
-            cmd.args(["-device", &format!("ivshmem-plain,memdev=gpu{gpu},addr={:#x}", 8 + gpu)]);
+            let at = place("gpu", gpu, 8 + gpu);
+            cmd.args(["-device", &format!("ivshmem-plain,memdev=gpu{gpu},{at}")]);
         }
         if let Some(bits) = self.edu {
             // The sample driver serves one of the two devices, and reports that it leaves the

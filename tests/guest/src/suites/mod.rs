@@ -30,6 +30,7 @@ mod preload;
 mod programs;
 mod pyverbs;
 mod rdma_faults;
+mod reach;
 mod readers;
 mod reasons;
 mod refusals;
@@ -74,6 +75,7 @@ pub fn all(nvidia_c: bool) -> Vec<Suite> {
         doctor::suite(),
         tool::suite(),
         verify::suite(),
+        reach::suite(),
         standins::suite(),
         matrix::suite(nvidia_c),
         matrix::full(nvidia_c),

@@ -64,7 +64,7 @@ fn verify(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
 }
 
 /// Returns the same for `peermemctl verify`, which tries each way.
-fn reported(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
+pub(super) fn reported(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
     let _ = fs::remove_file(REPORT);
     let said = peermem::peermemctl(&[&["verify", "--json", "--report", REPORT][..], args].concat())?;
     let line = said.text.lines().find(|line| line.starts_with('{'));
@@ -132,6 +132,10 @@ fn ways(_: &Env) -> Result<()> {
         ensure!(way["offsets"].as_u64() > Some(20) && done >= 4 && way["to_gpu"].as_f64() > Some(0.0), "{way}");
     }
     ensure!(all.len() >= 2 && matches!(code, Some(0 | 1)), "exit {code:?}: {found}");
+    // The module tells of its pins; of a dma-buf nothing does.
+    let pages = |name: &str| all.iter().find(|way| way["way"] == name).map(|way| way["page_bytes"].clone());
+    let known = (pages("peer memory"), pages("dma-buf"));
+    ensure!(known == (Some(json!(64 << 10)), Some(Value::Null)), "pages of {known:?}");
     ensure!(found["seconds"].as_f64() < Some(60.0), "took {}", found["seconds"]);
     let after = gpu::accounting()?;
     ensure!(after.is_clean(), "left behind: {:?}", after.dirt());

@@ -16,6 +16,8 @@ pub struct Matrix {
     pub measured: bool,
     /// What this machine lacks, so that nothing could be measured.
     pub missing: Vec<String>,
+    /// NICs that were left out because none of their ports is active.
+    pub nics_without_a_link: Vec<String>,
     pub gpus: Vec<Place>,
     pub nics: Vec<Place>,
     pub pairs: Vec<VerifyPair>,

@@ -23,6 +23,8 @@ pub struct Verify {
     pub seed: u64,
     /// What this machine lacks, and what was therefore not tried; empty if everything was.
     pub missing: Vec<String>,
+    /// NICs that were left out because none of their ports is active.
+    pub nics_without_a_link: Vec<String>,
     /// Versions, and where the devices are.
     pub facts: Vec<Fact>,
     /// Each GPU with each NIC, the nearest first; empty with `--module`.
@@ -60,6 +62,9 @@ pub struct VerifyWay {
     pub deregister_us: Option<f64>,
     /// Of a free of registered memory.
     pub free_us: Option<f64>,
+    /// Bytes of each page in which the memory was pinned, as nvidia-peermem tells root; `null`: unknown, as
+    /// of each dma-buf, of which no kernel tells it truly.
+    pub page_bytes: Option<u64>,
     /// Registrations of different begin and length, each written and compared.
     pub offsets: u64,
     /// What else was done, and the bytes compared.
@@ -87,6 +92,7 @@ impl VerifyWay {
             register_us: None,
             deregister_us: None,
             free_us: None,
+            page_bytes: None,
             offsets: 0,
             operations: Vec::new(),
             to_gpu: None,
@@ -165,6 +171,7 @@ impl Verify {
             seconds: 0.0,
             seed,
             missing: Vec::new(),
+            nics_without_a_link: Vec::new(),
             facts: Vec::new(),
             pairs: Vec::new(),
             passes: Vec::new(),

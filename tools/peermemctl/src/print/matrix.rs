@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `matrix` as text: a row for each GPU, a column for each NIC.
+//! `matrix` as text: a row for each GPU, a column for each NIC, and why a pair is slow or has no way.
 
 use super::{table, Page};
 use crate::answer::{Matrix, Place, VerifyPair, VerifyWay};
@@ -31,12 +31,27 @@ pub(crate) fn best(pair: &VerifyPair) -> Option<&VerifyWay> {
     works.max_by(|a, b| rate(a).total_cmp(&rate(b)))
 }
 
-/// A pair in one word: distance, way, GB/s, marks.
+/// What the figures of a measured matrix are.
+pub(crate) fn head(matrix: &Matrix) -> String {
+    match matrix.measured {
+        true => format!(
+            "GB/s of the slower direction between host and GPU, and its part of what the link between the two can do; \
+             RDMA writes of {}, medians",
+            text::bytes(matrix.message_bytes)
+        ),
+        false => "not measured: what doctor expects".to_owned(),
+    }
+}
+
+/// A pair in short: distance, way, GB/s, their part of what the link can do, marks.
 pub(crate) fn cell(pair: &VerifyPair) -> String {
     let distance = pair.distance.map_or("-", |distance| distance.text());
     let mut said = match best(pair) {
         Some(way) => match way.slower() {
-            Some(rate) => format!("{distance} {}{:.1}", letter(way.way), rate / 1e9),
+            Some(rate) => {
+                let part = way.limit.map_or(String::new(), |limit| format!(" {:.0}%", rate / limit * 100.0));
+                format!("{distance} {}{:.1}{part}", letter(way.way), rate / 1e9)
+            }
             None => format!("{distance} {}", letter(way.way)),
         },
         None if pair.ways.iter().any(|way| way.message.as_deref().is_some_and(|why| why.contains("expected: yes"))) => {
@@ -61,16 +76,9 @@ pub(super) fn print(page: &mut Page, matrix: &Matrix) {
     for missing in &matrix.missing {
         page.behind("MISSING ", super::style(Level::Fail), missing, plain);
     }
-    let head = match matrix.measured {
-        true => format!(
-            "GB/s of the slower direction between host and GPU, RDMA writes of {}, medians",
-            text::bytes(matrix.message_bytes)
-        ),
-        false => "not measured: what doctor expects".to_owned(),
-    };
-    page.wrapped("", &head, plain);
+    page.wrapped("", &head(matrix), plain);
     let names: Vec<&str> = nics(&matrix.pairs);
-    let room = page.width.saturating_sub(30) / 14;
+    let room = page.width.saturating_sub(30) / 18;
     for some in names.chunks(room.max(1)) {
         rows(page, matrix, some);
         page.line("");
@@ -87,7 +95,45 @@ pub(super) fn print(page: &mut Page, matrix: &Matrix) {
     for (mark, words) in marks.into_iter().filter(|(mark, _)| cells.contains(*mark)) {
         page.wrapped(&format!("{mark:<6} "), words, super::style(Level::Warn));
     }
+    super::without_a_link(page, &matrix.nics_without_a_link);
+    if matrix.measured {
+        causes(page, matrix);
+    }
     page.wrapped("matrix: ", matrix.outcome().text(), Style::new().bold());
+}
+
+/// Why a way is slow or wrong, and why a pair has none; what is the same of several pairs once.
+fn causes(page: &mut Page, matrix: &Matrix) {
+    const MOST: usize = 12;
+    let mut told: Vec<(Level, String, Vec<String>)> = Vec::new();
+    for pair in &matrix.pairs {
+        let has_one = best(pair).is_some();
+        for way in pair.ways.iter().filter(|way| way.level >= Level::Warn || !has_one) {
+            let why = format!("{}: {}", way.way.text(), way.message.as_deref().unwrap_or_default());
+            let gpu = matrix.gpus.iter().find(|gpu| gpu.address == pair.gpu).map_or(&pair.gpu, |gpu| &gpu.label);
+            let name = format!("{gpu} with {}", pair.nic);
+            match told.iter_mut().find(|(level, known, _)| *level == way.level && *known == why) {
+                Some((.., pairs)) => pairs.push(name),
+                None => told.push((way.level, why, vec![name])),
+            }
+        }
+    }
+    for (level, why, pairs) in told.iter().take(MOST) {
+        let more = match pairs.len() {
+            1 => String::new(),
+            count => format!(" and {}", text::count(count - 1, "other")),
+        };
+        let first = pairs.first().map_or("", String::as_str);
+        page.behind(
+            &format!("  {:<5}", level.text()),
+            super::style(*level),
+            &format!("{first}{more}, {why}"),
+            Style::new(),
+        );
+    }
+    if told.len() > MOST {
+        page.line("         --json has more of them");
+    }
 }
 
 /// The NICs, in the order of their numbers.
@@ -122,7 +168,7 @@ fn rows(page: &mut Page, matrix: &Matrix, names: &[&str]) {
 }
 
 /// What NCCL does with a GPU: the NIC that is its best, and how.
-fn nccl(gpu: &Place, pairs: &[&VerifyPair]) -> String {
+pub(crate) fn nccl(gpu: &Place, pairs: &[&VerifyPair]) -> String {
     let best = pairs.iter().find(|pair| Some(&pair.nic) == gpu.best_nic.as_ref()).or(pairs.first());
     best.map_or("-".to_owned(), |pair| format!("{}, {}", pair.nic, pair.nccl.as_deref().unwrap_or("unknown")))
 }
@@ -163,7 +209,9 @@ mod tests {
             best_nic: Some("mlx5_1".to_owned()),
         };
         let ways = |gpu: usize, nic: usize| match (gpu, nic) {
-            (0, 0) => vec![way(Way::DmaBuf, Level::Warn, 2e9)],
+            (0, 0) => vec![VerifyWay { message: Some("slow: 2.00".to_owned()), ..way(Way::DmaBuf, Level::Warn, 2e9) }],
+            // Pairs of the last NIC have no way.
+            (_, 15) => vec![VerifyWay::skipped(Way::DmaBuf, "refused".to_owned())],
             (1, 0) => vec![VerifyWay { spread: Some(0.12), ..way(Way::DmaBuf, Level::Ok, 3e10) }],
             (0, 1) => vec![way(Way::DmaBuf, Level::Ok, 4e10), way(Way::PeerMemory, Level::Fail, 0.0)],
             _ => vec![way(Way::DmaBuf, Level::Ok, 4e10), way(Way::PeerMemory, Level::Ok, 4.5e10)],
@@ -173,22 +221,26 @@ mod tests {
             message_bytes: 1 << 20,
             measured: true,
             missing: Vec::new(),
+            nics_without_a_link: vec!["mlx5_16".to_owned()],
             gpus: (0..8).map(place).collect(),
             nics: Vec::new(),
             pairs: pairs.map(|(gpu, nic)| pair(gpu, nic, ways(gpu, nic))).collect(),
         };
         let text = fits(&Answer::Matrix(matrix));
         for words in [
-            "PIX d2.0<",
-            "PIX d40.0!",
-            "PIX d30.0~",
+            "PIX d2.0 4%<",
+            "PIX d40.0 80%!",
+            "PIX d30.0 60%~",
+            "WARN GPU0 with mlx5_0, dma-buf: slow: 2.00",
+            "SKIP GPU0 with mlx5_15 and 7 others, dma-buf: refused",
+            "no link: mlx5_16 (not tried: no port is active)",
             "~      its rounds differ by more than 10 %",
-            "PIX p45.0",
+            "PIX p45.0 90%",
             "mlx5_1, dma-buf",
             "matrix: NOT USABLE",
         ] {
             assert!(text.contains(words), "no {words} in {text}");
         }
-        assert_eq!(text.matches("PIX p45.0").count(), 125, "{text}");
+        assert_eq!((text.matches("PIX p45.0").count(), text.matches("PIX -").count()), (117, 8), "{text}");
     }
 }

@@ -142,6 +142,13 @@ impl Page {
     }
 }
 
+/// Names the NICs that were left out.
+fn without_a_link(page: &mut Page, nics: &[String]) {
+    if !nics.is_empty() {
+        page.wrapped("no link: ", &format!("{} (not tried: no port is active)", nics.join(", ")), Style::new());
+    }
+}
+
 fn style(level: Level) -> Style {
     let colour = match level {
         Level::Ok => AnsiColor::Green,

@@ -18,6 +18,7 @@ pub(super) fn print(page: &mut Page, verify: &Verify) {
     for fact in &verify.facts {
         page.wrapped(&format!("{}: ", fact.name), &fact.value, plain);
     }
+    super::without_a_link(page, &verify.nics_without_a_link);
     each_way(page, &verify.pairs);
     for pass in &verify.passes {
         let counts = if pass.counts { "" } else { " (for comparison)" };
@@ -104,6 +105,10 @@ fn one_way(page: &mut Page, pair: &VerifyPair, way: &VerifyWay, in_full: bool) {
         time("register", way.register_us),
         time("deregister", way.deregister_us),
         time("free", way.free_us),
+        way.register_us.map(|_| match way.page_bytes {
+            Some(bytes) => format!("pages of {}", text::bytes(bytes)),
+            None => "pages of unknown size".to_owned(),
+        }),
         rate("to the GPU", way.to_gpu),
         rate("from it", way.from_gpu),
         way.limit.zip(way.limit_by.as_ref()).map(|(rate, by)| format!("of {:.2} GB/s ({by})", rate / 1e9)),
@@ -167,6 +172,7 @@ mod tests {
             seconds: 1234.5,
             seed: u64::MAX,
             missing: missing.iter().map(|&text| text.to_owned()).collect(),
+            nics_without_a_link: Vec::new(),
             facts: vec![Fact { name: "NIC".to_owned(), value: "mlx5_0 ".repeat(30) }],
             pairs: Vec::new(),
             passes: vec![pass(level != Level::Fail), pass(true)],

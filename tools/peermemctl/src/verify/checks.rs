@@ -5,7 +5,7 @@ use super::module::{self, Pins};
 use super::process::{self, Child};
 use super::rig::{deliver, same, Rig, Setting, GPU_PAGE, KIB, MIB};
 use crate::cuda::Memory;
-use crate::peermem;
+use crate::peermem::{self, Registration};
 use crate::root::Root;
 use crate::text;
 use crate::verbs::{status_words, Op, FLUSHED, SUCCESS};
@@ -126,7 +126,8 @@ fn sizes(rig: &Rig, setting: &Setting) -> Result<Held> {
             };
             registers.push(start.elapsed());
             if round == 0 {
-                pinned = how_pinned(setting.root, &memory)?;
+                pinned =
+                    how_pinned(setting.root, &memory)?.map_or(String::new(), |row| format!(", {}", pinned_words(&row)));
                 let length = size.min(GPU_PAGE);
                 for at in [0, (size - length) / 16 * 8, size - length] {
                     source.refill(0..length, &mut rng)?;
@@ -155,12 +156,12 @@ fn median(mut times: Vec<Duration>) -> Option<Duration> {
     times.get(times.len() / 2).copied()
 }
 
-/// What the module tells of the one registration of `memory`: nothing but to root, and only this
+/// Returns what the module tells of the one registration of `memory`: nothing but to root, and only this
 /// project's does.
-pub(super) fn how_pinned(root: &Root, memory: &Memory) -> Result<String> {
+pub(super) fn how_pinned(root: &Root, memory: &Memory) -> Result<Option<Registration>> {
     let rows = peermem::registrations(root).unwrap_or_default();
-    let Some(row) = rows.iter().find(|row| row.va == memory.address() && row.pid == std::process::id()) else {
-        return Ok(String::new());
+    let Some(row) = rows.into_iter().find(|row| row.va == memory.address() && row.pid == std::process::id()) else {
+        return Ok(None);
     };
     ensure!(
         row.pinned_bytes >= row.length && row.pinned_bytes % GPU_PAGE as u64 == 0 && row.runs > 0,
@@ -169,8 +170,13 @@ pub(super) fn how_pinned(root: &Root, memory: &Memory) -> Result<String> {
         row.pinned_bytes,
         row.runs
     );
+    Ok(Some(row))
+}
+
+/// Says in words how memory is pinned.
+pub(super) fn pinned_words(row: &Registration) -> String {
     let runs = text::count(row.runs, "contiguous run");
-    Ok(format!(", {} pinned ({}), {runs}", text::bytes(row.pinned_bytes), row.kind))
+    format!("{} pinned ({}), {runs}", text::bytes(row.pinned_bytes), row.kind)
 }
 
 /// Bytes between host and GPU, both ways, and between two places of the GPU.

@@ -244,6 +244,7 @@ fn each_way(
 ) -> Result<()> {
     verify.facts = facts(machine, None);
     verify.missing = missing_hardware(machine);
+    verify.nics_without_a_link = without_a_link(machine, wanted.nic);
     let (gpus, nics) = devices(machine, wanted.gpu, wanted.nic)?;
     if !verify.missing.is_empty() {
         alone(machine, &gpus, &nics, watchdog, verify);
@@ -275,6 +276,12 @@ pub fn devices<'a>(
     Ok((gpus, nics))
 }
 
+/// Returns the NICs that [`devices`] leaves out.
+fn without_a_link(machine: &Machine, nic: Option<&str>) -> Vec<String> {
+    let left_out = machine.rdma.iter().filter(|rdma| nic.is_none() && !rdma.is_active());
+    left_out.map(|rdma| rdma.name.clone()).collect()
+}
+
 /// Answers `matrix`: measured, or, of a recorded machine, what doctor expects.
 pub fn matrix(root: &Root, gpu: Option<&str>, nic: Option<&str>) -> Result<Matrix> {
     let machine = Machine::look(root);
@@ -282,13 +289,20 @@ pub fn matrix(root: &Root, gpu: Option<&str>, nic: Option<&str>) -> Result<Matri
         return measured(&machine, gpu, nic);
     }
     let (gpus, nics) = devices(&machine, gpu, nic)?;
-    Ok(expected(&machine, ways::expected(&machine, &gpus, &nics), Vec::new()))
+    Ok(expected(&machine, nic, ways::expected(&machine, &gpus, &nics), Vec::new()))
 }
 
-fn expected(machine: &Machine, pairs: Vec<VerifyPair>, missing: Vec<String>) -> Matrix {
+fn expected(machine: &Machine, nic: Option<&str>, pairs: Vec<VerifyPair>, missing: Vec<String>) -> Matrix {
     let topo = answer::topo(machine);
-    let message_bytes = u64::from(ways::PIECE);
-    Matrix { message_bytes, measured: false, missing, gpus: topo.gpus, nics: topo.nics, pairs }
+    Matrix {
+        message_bytes: u64::from(ways::PIECE),
+        measured: false,
+        missing,
+        nics_without_a_link: without_a_link(machine, nic),
+        gpus: topo.gpus,
+        nics: topo.nics,
+        pairs,
+    }
 }
 
 /// Measures each GPU with each NIC.
@@ -298,7 +312,7 @@ pub fn measured(machine: &Machine, gpu: Option<&str>, nic: Option<&str>) -> Resu
     let (gpus, nics) = devices(machine, gpu, nic)?;
     let missing = missing_hardware(machine);
     if !missing.is_empty() {
-        return Ok(expected(machine, ways::expected(machine, &gpus, &nics), missing));
+        return Ok(expected(machine, nic, ways::expected(machine, &gpus, &nics), missing));
     }
     let mut verify = Verify::begun(wall_clock(), fastrand::u64(..));
     let watchdog = Watchdog::new(|_: Verify, hung: VerifyCheck| {
@@ -307,7 +321,7 @@ pub fn measured(machine: &Machine, gpu: Option<&str>, nic: Option<&str>) -> Resu
     });
     let plan = ways::Plan { words: &[], depth: Depth::Rates, until: Instant::now() + LIMIT, seed: verify.seed };
     ways::run(machine, &plan, &gpus, &nics, &watchdog, &mut verify)?;
-    Ok(Matrix { measured: true, ..expected(machine, verify.pairs, missing) })
+    Ok(Matrix { measured: true, ..expected(machine, nic, verify.pairs, missing) })
 }
 
 /// What can be tried of a GPU without a NIC, and of a NIC without a GPU.

@@ -2,7 +2,7 @@
 //! Tries each way of registering with each GPU and NIC: what is registered is written to and read by
 //! the NIC, and compared; nothing of the machine is changed, and nothing needs root.
 
-use super::checks::how_pinned;
+use super::checks::{how_pinned, pinned_words};
 use super::process;
 use super::rig::{same, GPU_PAGE, KIB, MIB};
 use super::watchdog::Watchdog;
@@ -42,6 +42,7 @@ pub const PIECE: u32 = MIB as u32;
 const SLOW: f64 = 0.5;
 /// As often a way is measured before it is called slow.
 const TRIES: usize = 3;
+const TIME_IS_UP: &str = "the time is up (--gpu and --nic choose)";
 /// The kind of process that tries the preload library.
 pub const PRELOAD: &str = "preload";
 
@@ -144,9 +145,7 @@ pub fn run(
                         VerifyWay::skipped(way, format!("{NOT_TRIED}: the GPU driver does not offer dma-bufs"))
                     }
                     (.., Some(known)) => VerifyWay::skipped(way, format!("{NOT_TRIED}: {known}")),
-                    _ if Instant::now() > until => {
-                        VerifyWay::skipped(way, format!("{NOT_TRIED}: the time is up (--gpu and --nic choose)"))
-                    }
+                    _ if Instant::now() > until => VerifyWay::skipped(way, format!("{NOT_TRIED}: {TIME_IS_UP}")),
                     (None, Ok(opened), None) => {
                         let id = format!("{}, GPU {} with {}", way.text(), gpu.address, nic.name);
                         let mut all = verify.clone();
@@ -291,9 +290,9 @@ impl Target<'_> {
         let start = Instant::now();
         let region = how.register(&domain, &memory, 0, span).context("register GPU memory")?;
         found.register_us = Some(micros(start));
-        if self.way == Way::PeerMemory {
-            let pinned = how_pinned(self.machine.root, &memory)?;
-            found.details.extend(pinned.strip_prefix(", ").map(str::to_owned));
+        if let Some(row) = how_pinned(self.machine.root, &memory)? {
+            found.page_bytes = Some(row.page_size).filter(|size| *size > 0);
+            found.details.push(pinned_words(&row));
         }
         let start = Instant::now();
         region.deregister().context("deregister GPU memory")?;
@@ -514,6 +513,9 @@ fn preload(machine: &Machine, plan: &Plan, gpu: &Device, pairs: &mut [VerifyPair
     let Some(library) = way::preload_library(machine.root) else {
         return all(pairs, &format!("{NOT_TRIED}: libgpumr-preload.so is not installed"));
     };
+    if Instant::now() > until {
+        return all(pairs, &format!("{NOT_TRIED}: {TIME_IS_UP}"));
+    }
     if let Err(error) = preloaded(machine, plan, gpu, &library, pairs, until) {
         all(pairs, &format!("{NOT_TRIED}: {error:#}"));
     }
@@ -539,12 +541,12 @@ fn preloaded(
     command.env("LD_PRELOAD", format!("{library}:libibverbs.so.1{others}"));
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("start a process")?;
     let output = BufReader::new(child.stdout.take().context("the process's output")?);
-    // What it prints is waited for, and no longer than a NIC may take.
+    // What it prints is waited for, all of it together no longer than one NIC may take.
+    let end = until + plan.patience();
     let (send, lines) = channel();
     thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| send.send(line)));
     let ended = loop {
-        let left = until.saturating_duration_since(Instant::now()) + plan.patience();
-        match lines.recv_timeout(left) {
+        match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(line) => {
                 let Ok(Line { nic, way }) = serde_json::from_str(&line) else { continue };
                 pairs.iter_mut().filter(|pair| pair.nic == nic).for_each(|pair| pair.ways.push(way.clone()));
