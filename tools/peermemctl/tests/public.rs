@@ -48,7 +48,22 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 189] = [
+const CASES: [Case; 194] = [
+    case(
+        "public-hung-thread",
+        (2, 1),
+        &["thread 53010 (pt_main_thread) waits below a free callback", "reboot"],
+        &["&& modprobe nvidia-peermem"],
+    ),
+    case(
+        "public-hung-thread-of-old-module",
+        (2, 1),
+        &["thread 52994 (ucx_perftest) waits below a free callback of nv_peer_mem", "would hang"],
+        &["Begin with: end who uses it"],
+    ),
+    case("public-hung-over", (0, 0), &["USABLE"], &["waits below", "reboot"]),
+    case("public-hung-number-reused", (0, 0), &["USABLE"], &["waits below", "reboot"]),
+    case("public-hung-for-a-disk", (0, 0), &["USABLE"], &["waits", "reboot"]),
     case("public-netns-tg3-beside", (0, 0), &["bnxt_re"], &["tg3"]),
     case("public-netns-tg3", (3, 2), &["run this in the pod", "bnxt_en/unbind"], &["tg3"]),
     case("public-netns-vfio", (2, 1), &["given to a virtual machine (vfio-pci)"], &["vfio-pci/unbind"]),
