@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 194] = [
+const CASES: [Case; 197] = [
     case(
         "public-hung-thread",
         (2, 1),
@@ -64,6 +64,19 @@ const CASES: [Case; 194] = [
     case("public-hung-over", (0, 0), &["USABLE"], &["waits below", "reboot"]),
     case("public-hung-number-reused", (0, 0), &["USABLE"], &["waits below", "reboot"]),
     case("public-hung-for-a-disk", (0, 0), &["USABLE"], &["waits", "reboot"]),
+    case(
+        "public-blacklisted-service",
+        (0, 0),
+        &["gdr.service loads it by its name, which heeds no blacklist", "the module is loaded at boot by gdr.service"],
+        &["after the next boot"],
+    ),
+    case(
+        "public-blacklisted-list",
+        (1, 0),
+        &["will not be after the next boot", "heeds the blacklist"],
+        &["the module is loaded at boot"],
+    ),
+    case("public-autoload-loop", (0, 0), &["the module is loaded at boot by gdr.service"], &["nothing loads"]),
     case("public-netns-tg3-beside", (0, 0), &["bnxt_re"], &["tg3"]),
     case("public-netns-tg3", (3, 2), &["run this in the pod", "bnxt_en/unbind"], &["tg3"]),
     case("public-netns-vfio", (2, 1), &["given to a virtual machine (vfio-pci)"], &["vfio-pci/unbind"]),

@@ -389,6 +389,10 @@ fn processes(machine: &Machine) -> Vec<Check> {
 fn boot(machine: &Machine) -> Check {
     const ID: &str = "limits.autoload";
     let file = |file: String| file.rsplit('/').next().unwrap_or_default().to_owned();
+    let is_blacklisted = matches!(modprobe::blocked(machine.root, NAME), Some((_, modprobe::Block::Alias)));
+    if is_blacklisted && modprobe::heeds_blacklists(machine.root, NAME) {
+        return Check::skip(ID, "what loads the module at boot heeds the blacklist that [module.blocked] names");
+    }
     if let Some(found) = modprobe::loaded_at_boot(machine.root, NAME) {
         return Check::ok(ID, "the module is loaded at boot").seen(found);
     }

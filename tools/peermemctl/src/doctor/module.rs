@@ -509,6 +509,16 @@ fn blocked(machine: &Machine) -> Option<Check> {
     const ID: &str = "module.blocked";
     let (line, block) = effective_block(machine)?;
     let fix = line.take_out();
+    let seen = format!("{}: {}", line.file, line.text);
+    if block == Block::Alias && machine.setting.driver_container {
+        let message = "nvidia-peermem is blacklisted here; the container of the driver loads it by its name, which heeds no blacklist";
+        return Some(Check::ok(ID, message).seen(seen));
+    }
+    if let Some(by) = modprobe::loaded_by_name(machine.root, NAME).filter(|_| block == Block::Alias) {
+        let message =
+            format!("nvidia-peermem is blacklisted, and {} loads it by its name, which heeds no blacklist", by.file);
+        return Some(Check::ok(ID, message).seen(seen).seen(format!("{}: {}", by.file, by.text)));
+    }
     let check = match (block, machine.loaded.is_some()) {
         (Block::Kernel, loaded) => Check::fail_unless(
             loaded,
@@ -524,5 +534,5 @@ fn blocked(machine: &Machine) -> Option<Check> {
             Check::fail_unless(loaded, ID, "modprobe is told to load nothing for nvidia-peermem", fix)
         }
     };
-    Some(check.seen(format!("{}: {}", line.file, line.text)))
+    Some(check.seen(seen))
 }

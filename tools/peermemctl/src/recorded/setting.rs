@@ -206,7 +206,8 @@ impl Recorder<'_> {
     /// Records the lines of a script that load the module.
     fn script(&mut self, path: &str) {
         if self.root.script(path).is_some() {
-            self.lines(path, |line| line.starts_with("#!") || is_of_module(line));
+            // A loop names the module in one line and loads it in another.
+            self.lines(path, |line| line.starts_with("#!") || is_of_module(line) || line.contains("modprobe $"));
         }
     }
 }
