@@ -270,7 +270,7 @@ pub const CHECKS: [Entry; 75] = [
     entry(
         "limits.memlock",
         "The limit of locked memory of programs started from here.",
-        "GPU memory counts against it, and what exceeds it fails with \"Cannot allocate memory\" before the module is asked. It binds nobody with CAP_IPC_LOCK.",
+        "Host memory and GPU memory by peer memory count against it, GPU memory by dma-buf does not. What exceeds it fails with \"Cannot allocate memory\" before the module is asked. It binds nobody with CAP_IPC_LOCK in the initial user namespace.",
     ),
     entry(
         "limits.process",

@@ -275,7 +275,7 @@ impl Setting {
 /// What Apptainer and Singularity put into each container.
 pub const APPTAINER: &str = "/.singularity.d";
 /// What the control groups of containers are called.
-pub const CGROUPS: [&str; 10] = [
+const CGROUPS: [&str; 10] = [
     "kubepods",
     "/docker/",
     "docker-",
@@ -287,6 +287,19 @@ pub const CGROUPS: [&str; 10] = [
     "/garden/",
     "/ecs/",
 ];
+/// Returns the word by which a control group is that of a container. A service of the host may be called
+/// docker-registry.service.
+pub fn container_of(cgroup: &str) -> Option<&'static str> {
+    let folders = || cgroup.split(['/', '\n']).filter(|folder| !folder.ends_with(".service"));
+    let is_it = |word: &&str| match word.contains('/') {
+        true => cgroup.contains(*word),
+        false => folders().any(|folder| folder.contains(*word)),
+    };
+    CGROUPS.into_iter().find(is_it)
+}
+
+/// What Kubernetes puts into each container of a pod, unless it is told not to.
+pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The file in which the manager of a container says what it is, as systemd asks for it, and the
 /// file in which Podman says it.
 pub const NSPAWN: &str = "/run/systemd/container";
@@ -389,13 +402,10 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
         }
     }
     // The last but one is systemd's own note of what it runs in.
-    let files = ["/.dockerenv", PODMAN, "/var/run/secrets/kubernetes.io/serviceaccount", NSPAWN, APPTAINER];
+    let files = ["/.dockerenv", PODMAN, SERVICE_ACCOUNT, NSPAWN, APPTAINER];
     let seen = files.iter().find(|path| root.exists(path)).map(|path| format!("{path} exists"));
     let cgroup = root.text("/proc/self/cgroup").unwrap_or_default();
-    let seen = seen.or_else(|| {
-        let word = CGROUPS.into_iter().find(|word| cgroup.contains(word))?;
-        Some(format!("{} in /proc/self/cgroup", word.trim_matches('/')))
-    });
+    let seen = seen.or_else(|| Some(format!("{} in /proc/self/cgroup", container_of(&cgroup)?.trim_matches('/'))));
     let by_namespace = namespaces.first().filter(|name| *name == "pid");
     (seen.or_else(|| by_namespace.map(|_| "its /proc is not of the initial pid namespace".to_owned())), namespaces)
 }

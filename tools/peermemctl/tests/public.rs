@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 197] = [
+const CASES: [Case; 207] = [
     case(
         "public-hung-thread",
         (2, 1),
@@ -64,6 +64,54 @@ const CASES: [Case; 197] = [
     case("public-hung-over", (0, 0), &["USABLE"], &["waits below", "reboot"]),
     case("public-hung-number-reused", (0, 0), &["USABLE"], &["waits below", "reboot"]),
     case("public-hung-for-a-disk", (0, 0), &["USABLE"], &["waits", "reboot"]),
+    case(
+        "public-memlock-host-users",
+        (1, 0),
+        &["in a user namespace of its own, where that lifts no limit", "hostUsers: true"],
+        &["without CAP_IPC_LOCK", "--cap-add"],
+    ),
+    case(
+        "public-memlock-rootless",
+        (1, 0),
+        &["in a user namespace of its own, where that lifts no limit", "user@.service"],
+        &["without CAP_IPC_LOCK", "--cap-add"],
+    ),
+    case(
+        "public-memlock-lxc-session",
+        (1, 0),
+        &["limits.kernel.memlock=unlimited"],
+        &["docker run", "without CAP_IPC_LOCK"],
+    ),
+    case(
+        "public-memlock-process-in-pod",
+        (1, 0),
+        &[
+            "on the host, not in this container, as root and with the number that the process has there",
+            "no file of a container raises it",
+        ],
+        &["log in again", "--pid 7"],
+    ),
+    case("public-memlock-group", (1, 0), &["usermod -aG rdma USER"], &["echo '* - memlock unlimited'"]),
+    case(
+        "public-memlock-default-of-services",
+        (1, 0),
+        &["echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf"],
+        &["by configuration"],
+    ),
+    case(
+        "public-memlock-hard",
+        (1, 0),
+        &["replace '* hard memlock 65536' in /etc/security/limits.d/95-kvm-memlock.conf"],
+        &["by configuration, but"],
+    ),
+    case("public-memlock-ssh", (1, 0), &["UsePAM yes in sshd_config"], &["Slurm"]),
+    case("public-memlock-slurm-exporter", (1, 0), &["LimitMEMLOCK=infinity in slurm-exporter.service"], &["Slurm:"]),
+    case(
+        "public-memlock-docker-registry",
+        (1, 0),
+        &["LimitMEMLOCK=infinity in docker-registry.service"],
+        &["docker run", "in a container"],
+    ),
     case(
         "public-blacklisted-service",
         (0, 0),
@@ -174,7 +222,7 @@ const CASES: [Case; 197] = [
         &["lock 8 MiB only", "no file of a container raises it", "--ulimit memlock=-1"],
         &["> /etc/security/limits.d", "log in again"],
     ),
-    case("public-memlock-service", (1, 0), &["LimitMEMLOCK=infinity in their unit"], &["Slurm", "log in again"]),
+    case("public-memlock-service", (1, 0), &["LimitMEMLOCK=infinity in inference.service"], &["Slurm", "log in again"]),
     case(
         "public-driver-container",
         (3, 2),
@@ -765,7 +813,7 @@ const CASES: [Case; 197] = [
     case(
         "public-memlock-influxdb",
         (1, 0),
-        &["LimitMEMLOCK=infinity in their unit"],
+        &["LimitMEMLOCK=infinity in influxdb.service"],
         &["flux.service", "log in again"],
     ),
     case("public-memlock-nspawn", (1, 0), &["--rlimit=RLIMIT_MEMLOCK=infinity"], &["docker run", "containerd"]),

@@ -3,12 +3,12 @@
 
 use super::record::Recorder;
 use crate::doctor::hardware::WSL;
-use crate::doctor::limits::{has_component, BATCH};
+use crate::doctor::limits::{has_component, is_of_slurm, BATCH, SESSION};
 use crate::environment::Environment;
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
 use crate::setting::{
-    Setting, APPTAINER, CGROUPS, DRIVER_READY, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE,
+    container_of, Setting, APPTAINER, DRIVER_READY, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT,
 };
 use crate::topology_file;
 
@@ -42,10 +42,10 @@ impl Recorder<'_> {
         }
         let cgroup = self.root.text("/proc/self/cgroup").unwrap_or_default();
         // What is more particular comes first: Flux's jobs are in /system.slice, too.
-        let has = |word: &&&str| cgroup.contains(**word);
-        let batch = || BATCH.iter().map(|(word, _)| word).find(|word| has_component(&cgroup, word));
-        let kind = Some(&"slurm").filter(has).or_else(batch);
-        let kind = kind.or_else(|| CGROUPS.iter().chain(&["/user@", "/system.slice/"]).find(has));
+        let batch = || BATCH.iter().map(|(word, _)| *word).find(|word| has_component(&cgroup, word));
+        let kind = Some("slurm").filter(|_| is_of_slurm(&cgroup)).or_else(batch).or_else(|| container_of(&cgroup));
+        let kind =
+            kind.or_else(|| ["/user@", "/system.slice/", SESSION].into_iter().find(|word| cgroup.contains(word)));
         if let Some(kind) = kind {
             self.text("/proc/self/cgroup", &format!("0::/{}/\n", kind.trim_matches('/')));
         }
@@ -53,7 +53,7 @@ impl Recorder<'_> {
             "/.dockerenv",
             APPTAINER,
             "/run/nvidia/validations/host-driver-ready",
-            "/var/run/secrets/kubernetes.io/serviceaccount",
+            SERVICE_ACCOUNT,
             "/run/nvidia/validations/.driver-ctr-ready",
             "/proc/device-tree/hypervisor/compatible",
             "/etc/nv_tegra_release",
