@@ -200,7 +200,7 @@ pub const CHECKS: [Entry; 75] = [
     entry(
         "gpus.shared",
         "Whether the GPU is whole: MIG, vGPU, passed through.",
-        "A vGPU may be pinned if its profile and its host allow it.",
+        "A vGPU may be pinned if its profile and its host allow it. Drivers before 555 refuse persistent pins of vGPUs and MIG instances. No NIC gets memory of a GPU that computes confidentially.",
     ),
     entry(
         "gpus.coherent",

@@ -2,7 +2,7 @@
 //! The admin's configuration of modprobe, depmod and systemd-modules-load.
 
 use crate::root::Root;
-use crate::setting::OS_RELEASE;
+use crate::setting::{GRUB, OS_RELEASE};
 
 // The folders of modprobe.d(5), modules-load.d(5), udev(7) and systemd.unit(5), the first one
 // first.
@@ -154,10 +154,9 @@ impl Line {
     /// Returns what undoes a line.
     pub fn take_out(&self) -> String {
         match self.file.as_str() {
-            COMMAND_LINE => format!(
-                "take the module out of {} on the kernel's command line (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub or grub2-mkconfig), and reboot",
-                self.text
-            ),
+            COMMAND_LINE => {
+                format!("take the module out of {} on the kernel's command line{GRUB}, and reboot", self.text)
+            }
             file => format!("take that line out of {file}"),
         }
     }

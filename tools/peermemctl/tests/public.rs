@@ -48,7 +48,13 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 207] = [
+const CASES: [Case; 234] = [
+    case(
+        "public-talos-refused",
+        (1, 0),
+        &["by machine.kernel.modules of the machine configuration, which has parameters, too"],
+        &["fix: write options"],
+    ),
     case(
         "public-hung-thread",
         (2, 1),
@@ -64,6 +70,117 @@ const CASES: [Case; 207] = [
     case("public-hung-over", (0, 0), &["USABLE"], &["waits below", "reboot"]),
     case("public-hung-number-reused", (0, 0), &["USABLE"], &["waits below", "reboot"]),
     case("public-hung-for-a-disk", (0, 0), &["USABLE"], &["waits", "reboot"]),
+    case(
+        "public-encrypted-guest",
+        (3, 2),
+        &["the memory of this virtual machine is encrypted", "to no NIC"],
+        &["peer memory: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-confidential-gpu",
+        (3, 2),
+        &["GPU 0000:19:00.0 has protected memory (nvidia-smi -q)"],
+        &["peer memory: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-mig-driver-550",
+        (1, 0),
+        &["of which drivers before 555 refuse persistent pins", "revocable_fallback=1", "dma-buf: yes"],
+        &["peer memory: yes"],
+    ),
+    case(
+        "public-gb200-cdmm",
+        (1, 0),
+        &["is in CDMM mode, in which drivers from 595 on map its memory for no NIC by peer memory", "dma-buf: yes"],
+        &["peer memory: yes"],
+    ),
+    case(
+        "public-acs-in-guest",
+        (1, 0),
+        &["this is a virtual machine, whose switches are the hypervisor's"],
+        &["setpci -s 0000:17", "switch ACS off"],
+    ),
+    case("public-acs-beside-guests", (1, 0), &["if no virtual machine uses this host's devices", "setpci -s"], &[]),
+    case(
+        "public-acs-lockdown",
+        (1, 0),
+        &["pci=disable_acs_redir=0000:", "lockdown keeps setpci from it"],
+        &["ECAP_ACS"],
+    ),
+    case(
+        "public-geforce-pinned",
+        (1, 0),
+        &["NVIDIA supports no GPUDirect RDMA, and memory is pinned all the same", "peer memory: yes"],
+        &["gives no GPUDirect RDMA"],
+    ),
+    case(
+        "public-slingshot",
+        (3, 2),
+        &["whose driver cxi_ss1 takes GPU memory by itself"],
+        &["install an RDMA NIC", "make install"],
+    ),
+    case("public-omni-path", (3, 2), &["pins GPU memory by itself"], &["use another NIC", "peer memory: yes"]),
+    case(
+        "public-erdma-unread",
+        (3, 2),
+        &["dma-buf: unknown, because"],
+        &["use another NIC", "whatever is installed", "peer memory: yes"],
+    ),
+    case(
+        "public-irdma-el9",
+        (3, 2),
+        &["has drivers of later kernels"],
+        &["boot Linux", "use another NIC", "dma-buf: yes"],
+    ),
+    case(
+        "public-operator-loaded",
+        (0, 0),
+        &["peer memory: yes", "which heeds no blacklist"],
+        &["fix:", "FORCE_REINSTALL"],
+    ),
+    case("public-talos-loaded", (0, 0), &["peer memory: yes"], &["fix:"]),
+    case(
+        "public-operator-leftover",
+        (3, 2),
+        &["which does not fit the nvidia.ko", "packaging/container"],
+        &["make install", "fix: modprobe"],
+    ),
+    case(
+        "public-talos-closed",
+        (2, 1),
+        &["have it bring what this says: ", "install the open kernel modules"],
+        &["make install", "have programs take dma-buf, which needs no module"],
+    ),
+    case("public-nixos-autoload", (1, 0), &["boot.kernelModules and nixos-rebuild switch"], &[]),
+    case("public-talos-autoload", (0, 0), &["machine.kernel.modules of its machine configuration"], &["fix:"]),
+    case(
+        "public-rhcos-command-line",
+        (2, 1),
+        &["kernelArguments of a MachineConfig"],
+        &["GRUB_CMDLINE_LINUX", "update-grub"],
+    ),
+    case("public-talos-iommu", (1, 0), &["machine.install.extraKernelArgs of the machine configuration"], &[]),
+    case(
+        "public-operator-closed",
+        (2, 1),
+        &["bring DOCA-OFED (ofedDriver of its NicClusterPolicy)", "driver.kernelModuleType=open"],
+        &["install the open", "doca-ofed"],
+    ),
+    case(
+        "public-operator-old-driver",
+        (3, 2),
+        &["have the GPU Operator bring driver 550 or later (driver.version"],
+        &["delete the pod of the GPU driver"],
+    ),
+    case(
+        "public-blacklist-left",
+        (2, 1),
+        &[
+            "take that line out of /etc/modprobe.d/blacklist-ofed-modules.conf, then modprobe mlx5_ib",
+            "as the container of DOCA-OFED leaves it",
+        ],
+        &[],
+    ),
     case(
         "public-memlock-host-users",
         (1, 0),
@@ -125,6 +242,14 @@ const CASES: [Case; 207] = [
         &["the module is loaded at boot"],
     ),
     case("public-autoload-loop", (0, 0), &["the module is loaded at boot by gdr.service"], &["nothing loads"]),
+    case("public-dma-buf-refused-before", (1, 0), &["dma-buf: yes"], &["refused to attach"]),
+    case("public-xen-dom0", (0, 0), &["nothing says that it is a virtual machine"], &["a virtual machine ("]),
+    case(
+        "public-override-not-loaded",
+        (1, 0),
+        &["/etc/modprobe.d/nvidia.conf has NVreg_GrdmaPciTopoCheckOverride=1, and the loaded nvidia.ko does not"],
+        &["write options nvidia"],
+    ),
     case("public-netns-tg3-beside", (0, 0), &["bnxt_re"], &["tg3"]),
     case("public-netns-tg3", (3, 2), &["run this in the pod", "bnxt_en/unbind"], &["tg3"]),
     case("public-netns-vfio", (2, 1), &["given to a virtual machine (vfio-pci)"], &["vfio-pci/unbind"]),
@@ -233,7 +358,7 @@ const CASES: [Case; 207] = [
         "public-ofed-container",
         (3, 2),
         &["come from containers (/run/mellanox/drivers)", "packaging/container"],
-        &["make && make install", "doca-ofed"],
+        &["make && make install", "doca-ofed", "driver.rdma.enabled", "driver pod"],
     ),
     case(
         "public-efa",

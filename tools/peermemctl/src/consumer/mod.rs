@@ -213,7 +213,7 @@ impl Consumer {
 /// does.
 fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     let gpu = pairing.gpu;
-    if let Some((_, cure)) = machine.gpu_class(gpu).refusal() {
+    if let Some((_, cure)) = machine.refusal(gpu) {
         return Some(cure.to_owned());
     }
     if setting::family_without_gpudirect(machine, pairing.nic).is_some() {
@@ -228,6 +228,9 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     }
     if let Some(cure) = way::cure_of_refusal(machine, gpu, pairing.nic).filter(|_| way == Way::PeerMemory) {
         return Some(cure);
+    }
+    if way == Way::PeerMemory && way::refuses_pins(machine, gpu).is_some() {
+        return Some("have it register by dma-buf (Mooncake: WITH_NVIDIA_PEERMEM=0)".to_owned());
     }
     let never_asks = way == Way::PeerMemory && way::nic_asks_peers(machine, pairing.nic).is_no();
     never_asks.then(|| "use dma-buf, or another NIC: what [api.driver] says".to_owned())

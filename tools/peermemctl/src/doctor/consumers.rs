@@ -55,7 +55,7 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
                     .seen(refusal.seen)
             }
             // gpus.present has said so.
-            Does::Copies(refusal) if machine.gpu_class(nearest.gpu).refusal().is_some() => {
+            Does::Copies(refusal) if machine.refusal(nearest.gpu).is_some() => {
                 Check::skip(consumer.id, format!("{name}: no, because {}", refusal.because))
                     .about(Kind::Gpu, gpu, format!("{name}: no for {{}}, because {}", refusal.because))
                     .seen(refusal.seen)

@@ -508,6 +508,9 @@ fn boot(machine: &Machine) -> Check {
         return Check::ok(ID, "the modules of this node come from containers, which load them")
             .seen("/run/nvidia, /run/mellanox");
     }
+    if let Some(what) = machine.setting.loads_by_itself() {
+        return Check::skip(ID, format!("{what}, which cannot be seen from here"));
+    }
     let is_of_image = machine.file.is_none() && machine.setting.adds_packages().is_none();
     if let Some(name) = machine.setting.fixed_system.as_ref().filter(|_| is_of_image) {
         return Check::skip(ID, format!("what {name} loads at boot is in its image"));

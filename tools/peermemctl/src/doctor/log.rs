@@ -587,7 +587,11 @@ fn nic_health(machine: &Machine) -> Vec<Check> {
         let driver = of.driver.trim_end();
         let name = nic.unwrap_or("a NIC");
         let at = nic.map_or(String::new(), |nic| format!(" pci/{nic}"));
-        let reset = if driver == "mlx5_core" { "reset the NIC (mlxfwreset)" } else { "reset the NIC" };
+        let reset = match (driver, &machine.setting.virtual_machine) {
+            ("mlx5_core", None) => "reset the NIC (mlxfwreset)",
+            (_, None) => "reset the NIC",
+            _ => "have the host of this virtual machine reset the NIC",
+        };
         Check::warn(
             of.id,
             format!("{driver} reported that {name} is not healthy"),
