@@ -249,6 +249,28 @@ pub const EFA_FAMILIES: Rule = rule(
     "aws/aws-ofi-nccl#547, as of August 2025",
 );
 
+pub const EFA_NCCL: Rule = rule(
+    "NCCL",
+    None,
+    None,
+    "its own transport makes reliable connections, which an EFA does not; it takes an EFA by the plugin aws-ofi-nccl, and sockets without it",
+    "NVIDIA/nccl#229, README.md of aws-ofi-nccl",
+);
+pub const EFA_UCX: Rule = rule(
+    "UCX",
+    None,
+    None,
+    "versions from about 1.20 on have a transport for EFAs (srd), and earlier ones have none",
+    "deepseek-ai/3FS#106",
+);
+pub const EFA_LIBFABRIC: Rule = rule(
+    "libfabric",
+    None,
+    None,
+    "versions of its EFA provider (2.4) register CUDA memory by a plain ibv_reg_mr(), which fails with \"Bad address\", unless the program gives them a dma-buf (FI_MR_DMABUF), as aws-ofi-nccl does",
+    "ofiwg/libfabric#12019",
+);
+
 /// The drivers of RDMA devices that register dma-bufs: module, and the kernel from which on the
 /// kernel's own driver does.
 pub const DMA_BUF_DRIVERS: [(&str, &str, &str); 6] = [
@@ -280,7 +302,7 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 28] = [
+pub const ALL: [&Rule; 31] = [
     &DRIVER_TOO_OLD,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
@@ -309,6 +331,9 @@ pub const ALL: [&Rule; 28] = [
     &NCCL_FORCED_PCIE,
     &OFED_API,
     &EFA_FAMILIES,
+    &EFA_NCCL,
+    &EFA_UCX,
+    &EFA_LIBFABRIC,
 ];
 
 /// Returns the leading numbers of a version such as `6.12.3-1-amd64`: 6, 12, 3.

@@ -103,6 +103,7 @@ fn is_for_its_kind(
 ) -> bool {
     let by_kind = match consumer.id {
         "consumers.gin" => return vendor(pairing.nic) != Vendor::Mellanox,
+        "consumers.sharp" => return vendor(pairing.nic) == Vendor::Efa,
         "consumers.libfabric" => libfabric::by_name(pairing, machine),
         "consumers.nvshmem" => nvshmem::by_kind(pairing, environment),
         _ => None,
