@@ -200,7 +200,7 @@ pub const CHECKS: [Entry; 75] = [
     entry(
         "gpus.shared",
         "Whether the GPU is whole: MIG, vGPU, passed through.",
-        "A vGPU may be pinned if its profile and its host allow it.",
+        "A vGPU may be pinned if its profile and its host allow it. Drivers before 555 refuse persistent pins of vGPUs and MIG instances. No NIC gets memory of a GPU that computes confidentially.",
     ),
     entry(
         "gpus.coherent",
@@ -270,7 +270,7 @@ pub const CHECKS: [Entry; 75] = [
     entry(
         "limits.memlock",
         "The limit of locked memory of programs started from here.",
-        "GPU memory counts against it, and what exceeds it fails with \"Cannot allocate memory\" before the module is asked. It binds nobody with CAP_IPC_LOCK.",
+        "Host memory and GPU memory by peer memory count against it, GPU memory by dma-buf does not. What exceeds it fails with \"Cannot allocate memory\" before the module is asked. It binds nobody with CAP_IPC_LOCK in the initial user namespace.",
     ),
     entry(
         "limits.process",

@@ -114,6 +114,20 @@ pub const TOPOLOGY: Rule = rule(
 );
 pub const DATA_DIRECT: Rule =
     rule("Linux", Some("6.12"), None, "mlx5_ib knows Data Direct", "drivers/infiniband/hw/mlx5/data_direct.c");
+pub const PERSISTENT_OF_PARTS: Rule = rule(
+    "nvidia.ko",
+    None,
+    Some("555"),
+    "refuses persistent pins of MIG instances and vGPUs",
+    "rm_p2p_get_pages_persistent, docs/facts.md of this project (550.163.01)",
+);
+pub const CDMM: Rule = rule(
+    "nvidia.ko",
+    Some("595"),
+    None,
+    "with coherent memory in CDMM mode (CoherentGPUMemoryMode is driver) peer memory is mapped for no NIC",
+    "kernel-open/nvidia/nv-p2p.c of open-gpu-kernel-modules 595.45.04",
+);
 pub const LIBFABRIC_NAMES: Rule = rule(
     "libfabric",
     None,
@@ -235,6 +249,28 @@ pub const EFA_FAMILIES: Rule = rule(
     "aws/aws-ofi-nccl#547, as of August 2025",
 );
 
+pub const EFA_NCCL: Rule = rule(
+    "NCCL",
+    None,
+    None,
+    "its own transport makes reliable connections, which an EFA does not; it takes an EFA by the plugin aws-ofi-nccl, and sockets without it",
+    "NVIDIA/nccl#229, README.md of aws-ofi-nccl",
+);
+pub const EFA_UCX: Rule = rule(
+    "UCX",
+    None,
+    None,
+    "versions from about 1.20 on have a transport for EFAs (srd), and earlier ones have none",
+    "deepseek-ai/3FS#106",
+);
+pub const EFA_LIBFABRIC: Rule = rule(
+    "libfabric",
+    None,
+    None,
+    "versions of its EFA provider (2.4) register CUDA memory by a plain ibv_reg_mr(), which fails with \"Bad address\", unless the program gives them a dma-buf (FI_MR_DMABUF), as aws-ofi-nccl does",
+    "ofiwg/libfabric#12019",
+);
+
 /// The drivers of RDMA devices that register dma-bufs: module, and the kernel from which on the
 /// kernel's own driver does.
 pub const DMA_BUF_DRIVERS: [(&str, &str, &str); 6] = [
@@ -254,17 +290,27 @@ pub const CONNECTX_WITHOUT_DATA_DIRECT: [u16; 19] = [
     0x1021, 0xa2d2, 0xa2d3, 0xa2d6, 0xa2dc,
 ];
 
-/// Drivers that have no registration of dma-bufs in any kernel that is known.
-pub const NO_DMA_BUF_DRIVERS: [&str; 7] = ["mlx4_ib", "iw_cxgb4", "qedr", "hfi1", "erdma", "rdma_rxe", "siw"];
+/// Drivers that have no registration of dma-bufs in any kernel that is known. Those of Omni-Path and of
+/// Alibaba's ERDMA are left out: their makers' own builds differ from the kernel's.
+pub const NO_DMA_BUF_DRIVERS: [&str; 5] = ["mlx4_ib", "iw_cxgb4", "qedr", "rdma_rxe", "siw"];
+
+/// Returns whether a kernel has drivers of later kernels than its number says: those of Red Hat, Amazon and
+/// SUSE, which take in a newer RDMA stack with a service pack or a minor release.
+pub fn is_backported(release: &str) -> bool {
+    let has = |word: &str| release.split(word).skip(1).any(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    has(".el") || has(".amzn") || has("-150") || ["-default", "-64kb"].iter().any(|name| release.ends_with(name))
+}
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 26] = [
+pub const ALL: [&Rule; 31] = [
     &DRIVER_TOO_OLD,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
     &TOPOLOGY_DENIED,
     &FORCED_PCIE_COHERENT,
     &TOPOLOGY,
+    &PERSISTENT_OF_PARTS,
+    &CDMM,
     &DATA_DIRECT,
     &DMA_BUF_IOMMU,
     &UNTRANSLATED,
@@ -285,6 +331,9 @@ pub const ALL: [&Rule; 26] = [
     &NCCL_FORCED_PCIE,
     &OFED_API,
     &EFA_FAMILIES,
+    &EFA_NCCL,
+    &EFA_UCX,
+    &EFA_LIBFABRIC,
 ];
 
 /// Returns the leading numbers of a version such as `6.12.3-1-amd64`: 6, 12, 3.
@@ -328,6 +377,22 @@ mod tests {
             (&DRIVER_64K, "unknown", None),
         ] {
             assert_eq!(rule.holds(version), holds, "{} {version}: {}", rule.of, rule.what);
+        }
+    }
+
+    #[test]
+    fn kernels_with_drivers_of_later_ones() {
+        for (release, wanted) in [
+            ("5.14.0-503.11.1.el9_5.x86_64", true),
+            ("4.18.0-553.el8_10.x86_64", true),
+            ("5.10.225-213.878.amzn2.x86_64", true),
+            ("5.14.21-150500.55.88-default", true),
+            ("6.4.0-150600.23.25-64kb", true),
+            ("6.8.0-60-generic", false),
+            ("6.12.48+deb13-amd64", false),
+            ("5.10.134-16.al8.x86_64", false),
+        ] {
+            assert_eq!(is_backported(release), wanted, "{release}");
         }
     }
 }

@@ -129,6 +129,8 @@ pub struct Loaded {
     pub used_by: Vec<String>,
     /// `Live`, `Loading` or `Unloading`.
     pub state: String,
+    /// Whether the kernel's makers did not build it with the kernel.
+    pub out_of_tree: bool,
 }
 
 /// All loaded modules, by name (with underscores).
@@ -149,10 +151,11 @@ fn module_in_sysfs(root: &Root, name: String) -> Option<(String, Loaded)> {
     };
     let refcount = file("refcnt").and_then(|count| count.parse().ok());
     let used_by = root.names(&format!("/sys/module/{name}/holders"));
-    Some((name, Loaded { refcount, used_by, state: state.to_owned() }))
+    let out_of_tree = root.line(&format!("/sys/module/{name}/taint")).is_some_and(|letters| letters.contains('O'));
+    Some((name, Loaded { refcount, used_by, state: state.to_owned(), out_of_tree }))
 }
 
-/// A line of /proc/modules: name, size, how often used, by whom, state. What is odd in one costs
+/// A line of /proc/modules: name, size, how often used, by whom, state, address, taint. What is odd in one costs
 /// neither the others nor its name; procfs-core gives up on all of them.
 fn module(line: &str) -> Option<(String, Loaded)> {
     let mut words = line.split_ascii_whitespace();
@@ -162,7 +165,10 @@ fn module(line: &str) -> Option<(String, Loaded)> {
     // "-": by none. "[permanent]": by nobody, and it stays.
     let used_by = used_by.filter(|user| !user.is_empty() && *user != "-" && !user.starts_with('['));
     let used_by = used_by.map(str::to_owned).collect();
-    Some((name, Loaded { refcount, used_by, state: words.next().unwrap_or_default().to_owned() }))
+    let state = words.next().unwrap_or_default().to_owned();
+    // Behind the address: "(OE)".
+    let out_of_tree = words.nth(1).is_some_and(|letters| letters.contains('O'));
+    Some((name, Loaded { refcount, used_by, state, out_of_tree }))
 }
 
 /// Returns the lines of the kernel log that are about GPUs and RDMA, each with its time in

@@ -97,8 +97,22 @@ pub const NICS: [Nic; 5] = [
 const IRDMA: [&str; 4] = ["critical PE Error", "HMC Error", "PE Push Error", "Requesting a reset"];
 
 /// Other words of lines that are about GPUs and RDMA.
-const TOPICS: [&str; 10] =
-    ["nvidia", "NVRM", "nv_mem", "ib_core", "ib_uverbs", "mlx5_", "bnxt_", "peer_mem", "Loading of", "Lockdown"];
+const TOPICS: [&str; 11] = [
+    "nvidia",
+    "NVRM",
+    "nv_mem",
+    "ib_core",
+    "ib_uverbs",
+    "mlx5_",
+    "bnxt_",
+    "peer_mem",
+    "Loading of",
+    "Lockdown",
+    ENCRYPTION,
+];
+/// The kernel writes this where memory is encrypted: arch/x86/mm/mem_encrypt.c of 7.2. Of a host it says "AMD SME",
+/// of a guest "AMD SEV" or "Intel TDX".
+pub const ENCRYPTION: &str = "Memory Encryption Features active:";
 /// Words of configuration only.
 const SETTINGS: [&str; 2] = ["memlock", "irdma"];
 /// Modules that GPU memory goes through, beside those of the topics.

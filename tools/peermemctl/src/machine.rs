@@ -8,7 +8,7 @@ use crate::pci::{self, Device};
 use crate::peermem::{self, Callback, Failure, Registration, Stats};
 use crate::rdma::{self, RdmaDevice};
 use crate::root::{Missing, Root, Silent};
-use crate::setting::Setting;
+use crate::setting::{self, Setting};
 use crate::way;
 use std::collections::BTreeMap;
 
@@ -46,6 +46,8 @@ pub struct Machine<'a> {
     pub log_times: Vec<u64>,
     /// Whether only the end of the log was read.
     pub log_cut: bool,
+    /// What says that the memory of this virtual machine is encrypted; `None` if nothing does.
+    pub encrypted: Option<String>,
     pub driver: Option<Driver>,
     pub devices: Vec<Device>,
     pub rdma: Vec<RdmaDevice>,
@@ -95,6 +97,7 @@ impl<'a> Machine<'a> {
         };
         let loaded = peermem_loaded(root, &modules, release.as_deref(), driver.as_ref());
         Self {
+            encrypted: setting::encrypted(root, log.iter().flatten()),
             symbols: kernel::symbols(root),
             log,
             log_times,
@@ -135,6 +138,41 @@ impl<'a> Machine<'a> {
         self.devices.iter().find(|device| device.address == address)
     }
 
+    /// Returns the lines of the kernel log since nvidia.ko was last loaded: what an earlier one said is over.
+    pub fn log_of_driver(&self) -> &[String] {
+        let log = self.log.as_deref().unwrap_or_default();
+        let loaded = log.iter().rposition(|line| line.contains("NVRM: loading NVIDIA UNIX"));
+        log.get(loaded.unwrap_or(0)..).unwrap_or_default()
+    }
+
+    /// Returns whether the driver's MIG instances are all that programs see of a GPU.
+    pub fn is_mig(&self, gpu: &Device) -> bool {
+        let told = self.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.mig.as_deref());
+        let folder = || nvidia::mig_folder(self.root, &gpu.address);
+        let has_instances =
+            || folder().is_some_and(|folder| self.root.names(&folder).iter().any(|name| name.starts_with("gi")));
+        told == Some("Enabled") || has_instances()
+    }
+
+    /// Returns why a NIC may not reach the memory of a GPU that computes confidentially, or may do so.
+    pub fn confidential(&self, gpu: &Device) -> Option<String> {
+        let told = self.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address));
+        if told.is_some_and(|told| told.protected) {
+            return Some(format!("GPU {} has protected memory (nvidia-smi -q)", gpu.address));
+        }
+        self.encrypted.as_ref().map(|seen| format!("the memory of this virtual machine is encrypted ({seen})"))
+    }
+
+    /// Returns what builds or installs this project's module here.
+    pub fn install_it(&self) -> String {
+        self.setting.install_it(self.dma_buf())
+    }
+
+    /// Returns why no NIC gets memory of a GPU for its class, and what to do instead, unless some is pinned.
+    pub fn refusal(&self, gpu: &Device) -> Option<(&'static str, &'static str)> {
+        self.gpu_class(gpu).refusal().filter(|_| !way::has_been_pinned(self, gpu))
+    }
+
     /// Returns whether Mellanox's old module answers for GPU memory in the place of nvidia_peermem.
     pub fn old_module_serves(&self) -> bool {
         self.loaded.is_none() && self.modules.get(OLD_MODULE).is_some_and(|module| module.state == "Live")
@@ -168,8 +206,9 @@ impl<'a> Machine<'a> {
 
     /// What has the module loaded; nothing does while there is no core or no driver for it.
     pub fn load_it(&self) -> String {
-        if self.setting.is_fixed() && self.file.is_none() {
-            return self.setting.install_it();
+        // What the host has does not fit a driver that a container brought.
+        if self.setting.driver_container || self.setting.is_fixed() && self.file.is_none() {
+            return self.install_it();
         }
         if self.old_module_serves() {
             return self.setting.on_host("what [clients.nv_peer_mem] says: nvidia-peermem in the place of nv_peer_mem");
@@ -206,6 +245,8 @@ pub struct NicDriver {
     pub asks_peers: bool,
     /// Whether it registers dma-bufs.
     pub takes_dma_buf: bool,
+    /// Whether it pins GPU memory by itself.
+    pub pins: bool,
 }
 
 fn nic_drivers(root: &Root, release: Option<&str>, rdma: &[RdmaDevice]) -> BTreeMap<String, NicDriver> {
@@ -215,7 +256,8 @@ fn nic_drivers(root: &Root, release: Option<&str>, rdma: &[RdmaDevice]) -> BTree
         let file = path.and_then(|path| ModuleFile::read(root, &path).ok());
         if let Some(file) = file {
             let (asks_peers, takes_dma_buf) = (file.needs(ASK), file.takes_dma_buf());
-            drivers.insert(module, NicDriver { path: file.path, asks_peers, takes_dma_buf });
+            let pins = file.needs.iter().any(|name| name.starts_with("nvidia_p2p_"));
+            drivers.insert(module, NicDriver { path: file.path, asks_peers, takes_dma_buf, pins });
         }
     }
     drivers

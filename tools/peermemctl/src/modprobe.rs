@@ -2,6 +2,7 @@
 //! The admin's configuration of modprobe, depmod and systemd-modules-load.
 
 use crate::root::Root;
+use crate::setting::{GRUB, OS_RELEASE};
 
 // The folders of modprobe.d(5), modules-load.d(5), udev(7) and systemd.unit(5), the first one
 // first.
@@ -153,10 +154,9 @@ impl Line {
     /// Returns what undoes a line.
     pub fn take_out(&self) -> String {
         match self.file.as_str() {
-            COMMAND_LINE => format!(
-                "take the module out of {} on the kernel's command line (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub or grub2-mkconfig), and reboot",
-                self.text
-            ),
+            COMMAND_LINE => {
+                format!("take the module out of {} on the kernel's command line{GRUB}, and reboot", self.text)
+            }
             file => format!("take that line out of {file}"),
         }
     }
@@ -174,6 +174,13 @@ fn reads_lists(root: &Root) -> bool {
     root.link_name(LISTS_SERVICE).as_deref() != Some("null")
 }
 
+/// Returns whether the system reads /etc/modules, as Debian and those made after it do; Red Hat's and SUSE's do not.
+fn reads_etc_modules(root: &Root) -> bool {
+    let release = root.text(OS_RELEASE).unwrap_or_default();
+    let mut ids = release.lines().filter(|line| line.starts_with("ID=") || line.starts_with("ID_LIKE="));
+    !ids.any(|line| ["rhel", "fedora", "suse"].iter().any(|name| line.contains(name)))
+}
+
 /// The file that has a module loaded at boot.
 pub fn loaded_at_boot(root: &Root, module: &str) -> Option<String> {
     let lists = if reads_lists(root) { lines(root, &MODULES_LOAD) } else { Vec::new() };
@@ -182,7 +189,7 @@ pub fn loaded_at_boot(root: &Root, module: &str) -> Option<String> {
         if !reads_lists(root) {
             return None;
         }
-        let etc = root.text("/etc/modules").unwrap_or_default();
+        let etc = root.text("/etc/modules").ok().filter(|_| reads_etc_modules(root)).unwrap_or_default();
         etc.lines().any(|line| is(line.split_ascii_whitespace().next(), module)).then(|| "/etc/modules".to_owned())
     })
     .or_else(|| loaded_by_initrd(root, module))
@@ -228,15 +235,23 @@ const LOADERS: [&str; 3] = ["modprobe", "kmod", "insmod"];
 /// Returns whether a command such as `/sbin/modprobe -q nvidia-peermem`, udev's `kmod load`, or one of
 /// several in a line, loads a module.
 fn loads(command: &str, module: &str) -> bool {
-    let names = |text: &str| text.split(is_between).any(|word| is(Some(word), module));
+    let names = |text: &str| text.split(is_between).any(|word| is(Some(stem(word)), module));
     // for m in nvidia-uvm nvidia-peermem; do modprobe $m; done
-    let in_loop = |before: &str, part: &str| part.contains('$') && before.contains("for ") && names(before);
-    let mut before = String::new();
+    let mut list = "";
     command.split([';', '&', '|']).any(|part| {
-        let found = named_to_a_loader(part).is_some_and(|rest| names(&rest) || in_loop(&before, &rest));
-        before.push_str(part);
-        found
+        match part.split_once("for ") {
+            Some((_, after)) => list = after,
+            None if part.trim() == "done" => list = "",
+            None => {}
+        }
+        named_to_a_loader(part).is_some_and(|rest| names(&rest) || rest.contains('$') && names(list))
     })
+}
+
+/// Returns the module's name in a word such as /lib/modules/7.2.13/updates/nvidia-peermem.ko.zst.
+fn stem(word: &str) -> &str {
+    let name = word.rsplit('/').next().unwrap_or(word);
+    name.split_once(".ko").map_or(name, |(name, _)| name)
 }
 
 fn is_between(c: char) -> bool {
@@ -288,9 +303,36 @@ pub fn rule_scripts(rule: &str) -> impl Iterator<Item = &str> {
     rule.split("RUN").skip(1).flat_map(|run| run.split(is_between)).filter(|word| word.starts_with('/'))
 }
 
-/// The units that a rule of udev has systemd start.
+/// The units that a rule of udev has systemd start: by a property, or by systemctl.
 pub fn rule_units(rule: &str) -> impl Iterator<Item = &str> {
-    rule.split("SYSTEMD_WANTS}").skip(1).filter_map(|rest| rest.split('"').nth(1)).flat_map(str::split_whitespace)
+    let wanted = rule.split("SYSTEMD_WANTS}").skip(1).filter_map(|rest| rest.split('"').nth(1));
+    let run = rule.split("RUN").skip(1).filter(|run| run.contains("systemctl") && run.contains("start"));
+    let started = run.flat_map(|run| run.split(is_between)).filter(|word| word.ends_with(".service"));
+    wanted.flat_map(str::split_whitespace).chain(started)
+}
+
+/// Returns the line that has modprobe load a module by its name, which heeds no `blacklist`.
+pub fn loaded_by_name(root: &Root, module: &str) -> Option<Line> {
+    let by_name = |line: &Line| line.file != COMMAND_LINE && !by_alias(&line.file) && !by_alias(&line.text);
+    let softdep = softdeps(root, module).into_iter().next().map(|(line, _)| line);
+    let service = || loaded_by_service(root, module).filter(by_name);
+    softdep.or_else(|| loaded_by_udev(root, module).filter(by_name)).or_else(service)
+}
+
+/// Returns whether something loads a module at boot, and all that does heeds a `blacklist`: systemd's service for
+/// lists of modules, its template, and udev's own loader.
+pub fn heeds_blacklists(root: &Root, module: &str) -> bool {
+    let loads = loaded_at_boot(root, module).is_some()
+        || loaded_by_udev(root, module).is_some()
+        || loaded_by_service(root, module).is_some();
+    loads && loaded_by_name(root, module).is_none()
+}
+
+/// Returns whether a line or a unit loads modules as an alias does: modprobe@.service has `modprobe -abq`.
+fn by_alias(text: &str) -> bool {
+    let is_short = |word: &str| word.starts_with('-') && !word.starts_with("--") && word.contains('b');
+    let asks = || text.split(is_between).any(|word| word == "--use-blacklist" || is_short(word));
+    text.contains("modprobe@") || text.contains("kmod load") || text.contains("modprobe ") && asks()
 }
 
 /// Returns the softdeps, and the install commands, of other modules that bring a module along, each with
@@ -325,8 +367,9 @@ pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
     }
     let unit = wants.iter().find_map(|unit| by_unit(root, unit, module));
     // Whether their unit is started at boot is not looked at: nobody adds to one that is not.
-    let drop_ins = || drop_ins(root).find_map(|file| by_unit_file(root, file, module));
-    unit.or_else(drop_ins).or_else(|| by_script(root, module)).or_else(|| by_cron(root, module))
+    let drop_ins = || drop_ins(root).find_map(|file| by_unit_file(root, file, "", module));
+    let others = || by_script(root, module).or_else(|| by_cron(root, module)).or_else(|| by_cloud_init(root, module));
+    unit.or_else(drop_ins).or_else(others)
 }
 
 /// The files that add to units of systemd.
@@ -350,9 +393,14 @@ pub fn service_of(root: &Root, unit: &str) -> Option<String> {
     Some(named.map_or(format!("{stem}.service"), |named| named.trim().to_owned()))
 }
 
-/// Returns the file of a unit.
+/// Returns the file of a unit, or of the template that it is of; `None` where it is masked.
 fn file_of(root: &Root, unit: &str) -> Option<String> {
-    UNITS.iter().map(|dir| format!("{dir}/{unit}")).find(|file| root.exists(file))
+    let of = |unit: &str| {
+        let mut files = UNITS.iter().map(|dir| format!("{dir}/{unit}"));
+        files.find(|file| root.exists(file) || root.link_name(file).is_some())
+    };
+    let template = || Some(format!("{}@.service", unit.strip_suffix(".service")?.split_once('@')?.0));
+    of(unit).or_else(|| of(&template()?)).filter(|file| root.link_name(file).as_deref() != Some("null"))
 }
 
 fn unit_loads(root: &Root, unit: &str, module: &str) -> bool {
@@ -361,12 +409,16 @@ fn unit_loads(root: &Root, unit: &str, module: &str) -> bool {
 
 /// Returns the line by which a unit loads a module.
 fn by_unit(root: &Root, unit: &str, module: &str) -> Option<Line> {
-    by_unit_file(root, file_of(root, &service_of(root, unit)?)?, module)
+    let service = service_of(root, unit)?;
+    let instance = service.strip_suffix(".service").and_then(|name| name.split_once('@')).map_or("", |(_, name)| name);
+    by_unit_file(root, file_of(root, &service)?, instance, module)
 }
 
 /// Returns the line of a unit's file, or of one that adds to it, that loads a module.
-fn by_unit_file(root: &Root, file: String, module: &str) -> Option<Line> {
+fn by_unit_file(root: &Root, file: String, instance: &str, module: &str) -> Option<Line> {
     let text = continued(&root.text(&file).ok()?);
+    // Of a template: what it is enabled for.
+    let text = ["%i", "%I", "%j"].iter().fold(text, |text, name| text.replace(name, &instance.replace("\\x2d", "-")));
     let mut lines = text.lines().map(str::trim);
     if let Some(line) = lines.clone().find(|line| pulls(root, line, module)) {
         return Some(Line { text: line.to_owned(), file });
@@ -429,9 +481,13 @@ pub fn script_that_loads(root: &Root, line: &str, module: &str) -> Option<String
 
 /// Returns whether a script loads a module.
 fn script_loads(root: &Root, script: &str, module: &str) -> bool {
-    let text = continued(&root.script(script).unwrap_or_default());
-    let mut lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
-    lines.any(|line| loads(line, module))
+    loads(&in_one_line(&root.script(script).unwrap_or_default()), module)
+}
+
+/// Returns a script as one line: a loop goes over several.
+fn in_one_line(text: &str) -> String {
+    let text = continued(text);
+    text.lines().map(str::trim).filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("; ")
 }
 
 /// Files of cron's jobs, and folders of such files.
@@ -449,12 +505,44 @@ fn by_cron(root: &Root, module: &str) -> Option<Line> {
     })
 }
 
+/// The configuration of cloud-init.
+pub const CLOUD_INIT: (&str, &str) = ("/etc/cloud/cloud.cfg", "/etc/cloud/cloud.cfg.d");
+
+/// Returns the line that has cloud-init load a module at each boot: one of bootcmd, as runcmd is for the first boot.
+fn by_cloud_init(root: &Root, module: &str) -> Option<Line> {
+    let (file, folder) = CLOUD_INIT;
+    let of_folder = root.names(folder).into_iter().map(|name| format!("{folder}/{name}"));
+    std::iter::once(file.to_owned()).chain(of_folder).find_map(|file| {
+        let text = root.text(&file).unwrap_or_default();
+        let mut is_of_each = false;
+        let line = text.lines().find(|line| {
+            // A key of the first level ends the list before it.
+            if line.starts_with(|c: char| c.is_ascii_alphabetic()) {
+                is_of_each = line.starts_with("bootcmd:");
+            }
+            is_of_each && loads(&line.replace(['[', ']'], " "), module)
+        })?;
+        Some(Line { text: line.trim().to_owned(), file })
+    })
+}
+
 /// Scripts that run at boot if they are executable, and OpenRC's list of modules.
-const SCRIPTS: [&str; 5] = ["/etc/rc.local", "/etc/rc.d/rc.local", "/etc/rc.modules", "/etc/init.d/boot.local", OPENRC];
+const SCRIPTS: [&str; 6] = [
+    "/etc/rc.local",
+    "/etc/rc.d/rc.local",
+    "/etc/rc.modules",
+    "/etc/init.d/boot.local",
+    // OFED's openibd runs it.
+    "/etc/infiniband/post-start-hook.sh",
+    OPENRC,
+];
 const OPENRC: &str = "/etc/conf.d/modules";
 /// Folders of such scripts: of Red Hat's rhel-loadmodules.service, those that end so, and of cloud-init.
 const SCRIPT_FOLDERS: [(&str, &str); 2] =
     [("/etc/sysconfig/modules", ".modules"), ("/var/lib/cloud/scripts/per-boot", "")];
+
+/// Folders of links to the scripts of System V's init that are started with several users.
+const RUN_LEVELS: [&str; 4] = ["/etc/rc3.d", "/etc/rc5.d", "/etc/rc.d/rc3.d", "/etc/rc.d/rc5.d"];
 
 /// Returns those that there may be.
 pub fn scripts(root: &Root) -> Vec<String> {
@@ -463,7 +551,12 @@ pub fn scripts(root: &Root) -> Vec<String> {
         let names = root.names(&folder).into_iter().filter(move |name| name.ends_with(end));
         names.map(move |name| format!("{folder}/{name}"))
     };
-    SCRIPTS.iter().map(|file| (*file).to_owned()).chain(SCRIPT_FOLDERS.iter().flat_map(of_folder)).collect()
+    let started = RUN_LEVELS.iter().flat_map(|folder| {
+        let names = root.names(folder).into_iter().filter(|name| name.starts_with('S'));
+        names.map(move |name| format!("{folder}/{name}"))
+    });
+    let named = SCRIPTS.iter().map(|file| (*file).to_owned());
+    named.chain(SCRIPT_FOLDERS.iter().flat_map(of_folder)).chain(started).collect()
 }
 
 /// Returns whether the system reads one of them: nothing runs a script that is not executable, as
@@ -476,7 +569,9 @@ pub fn is_read_at_boot(root: &Root, script: &str) -> bool {
 fn by_script(root: &Root, module: &str) -> Option<Line> {
     let of = |file: &str, loads: &dyn Fn(&str) -> bool| {
         let text = root.text(file).ok()?;
-        let line = text.lines().map(str::trim).find(|line| !line.starts_with('#') && loads(line))?;
+        let mut lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
+        let in_loop = || loads(&in_one_line(&text)).then_some("in a loop");
+        let line = lines.find(|line| loads(line)).or_else(in_loop)?;
         Some(Line { text: line.to_owned(), file: file.to_owned() })
     };
     let in_list = |line: &str| {
@@ -621,6 +716,22 @@ mod tests {
             ("var/lib/cloud/scripts/per-boot/gdr", "#!/bin/sh\nmodprobe nvidia_peermem\n", true),
             ("etc/cron.d/gdr", "@reboot root /sbin/modprobe nvidia-peermem\n", true),
             ("etc/cron.d/gdr", "0 4 * * * root /sbin/modprobe nvidia-peermem\n", false),
+            (
+                "etc/systemd/system/peermem.service",
+                "[Service]\nExecStart=/sbin/insmod /lib/modules/7.2.13/updates/nvidia-peermem.ko\n",
+                true,
+            ),
+            ("etc/rc.local", "#!/bin/sh\nfor m in nvidia-uvm nvidia-peermem; do\n  modprobe $m\ndone\n", true),
+            (
+                "etc/rc.local",
+                "#!/bin/sh\nfor m in nvidia-peermem; do\n  modprobe -r $m\ndone\nmodprobe $other\n",
+                false,
+            ),
+            ("etc/rc3.d/S90gdr", "#!/bin/sh\nmodprobe nvidia-peermem\n", true),
+            ("etc/rc3.d/K10gdr", "#!/bin/sh\nmodprobe nvidia-peermem\n", false),
+            ("etc/infiniband/post-start-hook.sh", "#!/bin/sh\nmodprobe nvidia-peermem\n", true),
+            ("etc/cloud/cloud.cfg.d/9.cfg", "bootcmd:\n  - [modprobe, nvidia-peermem]\n", true),
+            ("etc/cloud/cloud.cfg.d/9.cfg", "bootcmd:\n  - ls\nruncmd:\n  - modprobe nvidia-peermem\n", false),
         ] {
             assert_eq!(found(path, text), wanted, "{path}: {text}");
         }
@@ -692,12 +803,17 @@ mod tests {
             ("etc/systemd/system/multi-user.target.d/gdr.conf", "[Unit]\nAfter=gdr.service\n", false),
             ("etc/udev/rules.d/9.rules", "KERNEL==\"nvidia\", ENV{SYSTEMD_WANTS}=\"gdr.service\"\n", true),
             ("etc/udev/rules.d/9.rules", "KERNEL==\"nvidia\", RUN+=\"/opt/gdr/start\"\n", true),
+            ("etc/udev/rules.d/9.rules", "RUN+=\"/usr/bin/systemctl start --no-block gdr.service\"\n", true),
+            ("etc/udev/rules.d/9.rules", "RUN+=\"/usr/bin/systemctl stop gdr.service\"\n", false),
+            ("etc/systemd/system/multi-user.target.wants/load@nvidia-peermem.service", "", true),
+            ("etc/systemd/system/multi-user.target.wants/load@nvidia-uvm.service", "", false),
         ] {
             let dir = tempfile::tempdir().unwrap();
             for (path, text) in [
                 (path, text),
                 ("etc/systemd/system/gdr.timer", "[Timer]\nOnBootSec=30\n"),
                 ("etc/systemd/system/gdr.service", "[Service]\nExecStart=/sbin/modprobe nvidia-peermem\n"),
+                ("etc/systemd/system/load@.service", "[Service]\nExecStart=/sbin/modprobe %i\n"),
                 ("opt/gdr/start", "#!/bin/sh\nmodprobe nvidia-peermem\n"),
             ] {
                 let file = dir.path().join(path);
@@ -744,6 +860,44 @@ mod tests {
         ] {
             assert!(found(path, text) == wanted, "{path}: {text}");
         }
+    }
+
+    /// Checks who loads a blacklisted module all the same.
+    #[test]
+    fn a_blacklist_binds_who_loads_as_an_alias_does() {
+        for (path, text, heeds) in [
+            ("etc/modules-load.d/a.conf", "nvidia-peermem\n", true),
+            ("lib/udev/rules.d/9.rules", "RUN{builtin}+=\"kmod load nvidia_peermem\"\n", true),
+            ("lib/udev/rules.d/9.rules", "RUN+=\"/sbin/modprobe -bq nvidia_peermem\"\n", true),
+            ("lib/udev/rules.d/9.rules", "RUN+=\"/sbin/modprobe -q nvidia_peermem\"\n", false),
+            ("etc/systemd/system/multi-user.target.wants/modprobe@nvidia_peermem.service", "", true),
+            ("etc/modprobe.d/a.conf", "softdep nvidia post: nvidia-peermem\n", false),
+            ("etc/rc.local", "#!/bin/sh\nmodprobe nvidia-peermem\n", false),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+            let root = Root::new(dir.path());
+            assert_eq!(heeds_blacklists(&root, "nvidia_peermem"), heeds, "{path}: {text}");
+            assert_eq!(loaded_by_name(&root, "nvidia_peermem").is_some(), !heeds, "{path}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_unit_that_is_masked_loads_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let units = dir.path().join("etc/systemd/system");
+        let own = dir.path().join("usr/lib/systemd/system");
+        for folder in [&units.join("multi-user.target.wants"), &own] {
+            std::fs::create_dir_all(folder).unwrap();
+        }
+        std::fs::write(units.join("multi-user.target.wants/gdr.service"), "").unwrap();
+        std::fs::write(own.join("gdr.service"), "[Service]\nExecStart=/sbin/modprobe nvidia-peermem\n").unwrap();
+        let root = Root::new(dir.path());
+        assert!(loaded_by_service(&root, "nvidia_peermem").is_some());
+        std::os::unix::fs::symlink("/nowhere/null", units.join("gdr.service")).unwrap();
+        assert!(loaded_by_service(&root, "nvidia_peermem").is_none());
     }
 
     #[test]

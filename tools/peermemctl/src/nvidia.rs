@@ -96,6 +96,16 @@ pub fn has_open_modules(gpu: &Device) -> bool {
     gpu.vendor != NVIDIA || gpu.device >= 0x1e00
 }
 
+/// The block of nvidia-smi -q that tells how much memory of a GPU is protected.
+pub const PROTECTED: &str = "Conf Compute Protected Memory Usage";
+
+/// Returns the folder in which the GPU driver shows the MIG instances of the GPU at `address`.
+pub fn mig_folder(root: &Root, address: &str) -> Option<String> {
+    let text = root.text(&format!("/proc/driver/nvidia/gpus/{address}/information")).ok()?;
+    let minor = text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?;
+    Some(format!("/proc/driver/nvidia/capabilities/gpu{}/mig", minor.trim()))
+}
+
 /// What `nvidia-smi` is asked, in one go.
 pub const SMI: &[&str] = &["-q"];
 
@@ -109,6 +119,8 @@ pub struct Told {
     pub mig: Option<String>,
     /// `None`, `Pass-Through`, `VGPU`, `Host VGPU` or `Host VSGA`.
     pub virtualization: Option<String>,
+    /// Whether memory of it is protected, as in the mode for confidential computing.
+    pub protected: bool,
 }
 
 /// BAR1 in use, in bytes.
@@ -141,6 +153,7 @@ pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
                 of.bar1 = total.zip(mebibytes()).map(|(total, used)| Bar1 { total, used });
             }
             (_, "Product Name") => of.name = Some(value.trim().to_owned()),
+            (PROTECTED, "Total") => of.protected = mebibytes().is_some_and(|bytes| bytes > 0),
             ("MIG Mode", "Current") => of.mig = Some(value.trim().to_owned()),
             ("GPU Virtualization Mode", "Virtualization Mode") => of.virtualization = Some(value.trim().to_owned()),
             _ => {}

@@ -64,7 +64,7 @@ fn device(root: &Root, name: String) -> RdmaDevice {
 }
 
 /// The module that registers memory, by the driver of the PCI function.
-fn memory_module(driver: &str) -> Option<&'static str> {
+pub fn memory_module(driver: &str) -> Option<&'static str> {
     Some(match driver {
         // The second is that of a sub-function.
         "mlx5_core" | "mlx5_core.sf" => "mlx5_ib",

@@ -3,6 +3,7 @@
 
 use crate::facts;
 use crate::kernel;
+use crate::log_words::ENCRYPTION;
 use crate::machine::Machine;
 use crate::nvidia;
 use crate::pci::Device;
@@ -28,6 +29,63 @@ const SLE_MICRO: &str = "SLE Micro";
 const MICROOS: &str = "openSUSE MicroOS";
 const FEDORA_COREOS: &str = "Fedora CoreOS";
 const OSTREE: &str = "this system of ostree";
+
+/// How a line of the kernel's command line is changed where a boot loader has it.
+pub const GRUB: &str = " (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub or grub2-mkconfig)";
+/// By what systems that are images are told what others have on the kernel's command line, and in modules-load.d,
+/// modprobe.d, limits.d and other files below /etc.
+const MEANS: [(&[&str], [&str; 5]); 5] = [
+    (
+        &["Talos"],
+        [
+            "machine.install.extraKernelArgs of the machine configuration, then an upgrade or reboot",
+            "machine.kernel.modules of the machine configuration",
+            "machine.kernel.modules of the machine configuration, which has parameters, too",
+            "machine.files of the machine configuration",
+            "machine.files of the machine configuration",
+        ],
+    ),
+    (
+        &[NIXOS],
+        [
+            "boot.kernelParams and nixos-rebuild boot",
+            "boot.kernelModules and nixos-rebuild switch",
+            "boot.extraModprobeConfig or boot.blacklistedKernelModules, and nixos-rebuild switch",
+            "security.pam.loginLimits and nixos-rebuild switch",
+            "its configuration and nixos-rebuild switch",
+        ],
+    ),
+    (
+        &["Red Hat CoreOS", "CoreOS"],
+        [
+            "kernelArguments of a MachineConfig",
+            "a file of modules-load.d in a MachineConfig",
+            "a file of modprobe.d in a MachineConfig",
+            "a file in a MachineConfig",
+            "a file in a MachineConfig",
+        ],
+    ),
+    (
+        &["Bottlerocket"],
+        [
+            "settings.boot.kernel-parameters",
+            "autoload of settings.kernel.modules",
+            "settings.boot.kernel-parameters (MODULE.PARAMETER=VALUE)",
+            "settings of the container runtime",
+            "its settings",
+        ],
+    ),
+    (
+        &["Flatcar", "Kairos"],
+        [
+            "the configuration of its boot loader (grub.cfg of its OEM partition)",
+            "a file of modules-load.d in its Ignition or cloud-config",
+            "a file of modprobe.d in its Ignition or cloud-config",
+            "a file in its Ignition or cloud-config",
+            "a file in its Ignition or cloud-config",
+        ],
+    ),
+];
 
 /// The file that says that a system was booted from an image of ostree, and the program that adds
 /// packages to it.
@@ -179,22 +237,23 @@ impl Setting {
         words.join("; ")
     }
 
-    /// Returns what builds or installs this project's module here.
-    pub fn install_it(&self) -> String {
+    /// Returns what builds or installs this project's module here, where programs can take dma-buf or not.
+    pub fn install_it(&self, dma_buf: bool) -> String {
+        let or = if dma_buf { "have programs take dma-buf, which needs no module, or " } else { "" };
         if self.modules_in_containers() {
             return self.reload_it();
         }
         if self.fixed_system.as_deref() == Some(NIXOS) {
-            return "NixOS takes modules of its configuration only: have programs take dma-buf, which needs no module, or add a package of the module to boot.extraModulePackages and nvidia_peermem to boot.kernelModules, then nixos-rebuild switch".to_owned();
+            return format!("NixOS is not changed in place: {or}add a package of the module to boot.extraModulePackages and nvidia_peermem to boot.kernelModules, then nixos-rebuild switch");
         }
         if let (Some(name), Some(command)) = (&self.fixed_system, self.adds_packages()) {
             return format!(
-                "{name} is not changed in place: have programs take dma-buf, which needs no module, or {command} a package that has the module for this kernel, then reboot"
+                "{name} is not changed in place: {or}{command} a package that has the module for this kernel, then reboot"
             );
         }
         if let Some(name) = &self.fixed_system {
             return format!(
-                "{name} is an image that is not changed in place: have programs take dma-buf, which needs no module, or the image bring the module; where it lets containers load modules, packaging/container of this project builds one"
+                "{name} is an image that is not changed in place: {or}have the image bring the module; where it lets containers load modules, packaging/container of this project builds one"
             );
         }
         match &self.container {
@@ -205,16 +264,31 @@ impl Setting {
 
     /// Returns what brings the module back on a node whose modules come from containers.
     fn reload_it(&self) -> String {
+        let from = match (self.driver_container, self.ofed_container) {
+            (true, true) => format!("{DRIVER_CONTAINER}, {OFED_CONTAINER}"),
+            (true, false) => DRIVER_CONTAINER.to_owned(),
+            _ => OFED_CONTAINER.to_owned(),
+        };
+        let ours = format!(
+            "the modules of this node come from containers ({from}): use packaging/container of this project (a DaemonSet)"
+        );
+        match self.driver_container {
+            true => format!(
+                "{ours}; for NVIDIA's own sidecar set driver.rdma.enabled=true (and driver.rdma.useHostMofed=true for a core of the host) in the values of the GPU Operator; \
+                 if it is set, delete the driver pod, with FORCE_REINSTALL=true in the environment of its k8s-driver-manager. \
+                 A build on the host has neither headers nor exports of those"
+            ),
+            // No sidecar of NVIDIA's runs beside a driver of the host.
+            false => format!(
+                "{ours}, which builds against that core and the host's GPU driver. A build on the host does not see the core"
+            ),
+        }
+    }
+
+    /// Returns what brings another GPU driver than that of the container: `what` says which.
+    pub fn other_driver(&self, what: &str) -> String {
         format!(
-            "the modules of this node come from containers ({}): use packaging/container of this project (a DaemonSet); \
-             for NVIDIA's own sidecar set driver.rdma.enabled=true (and driver.rdma.useHostMofed=true for a core of the host) in the values of the GPU Operator; \
-             if it is set, delete the driver pod, with FORCE_REINSTALL=true in the environment of its k8s-driver-manager. \
-             A build on the host has neither headers nor exports of those",
-            match (self.driver_container, self.ofed_container) {
-                (true, true) => format!("{DRIVER_CONTAINER}, {OFED_CONTAINER}"),
-                (true, false) => DRIVER_CONTAINER.to_owned(),
-                _ => OFED_CONTAINER.to_owned(),
-            }
+            "the modules of this node come from containers ({DRIVER_CONTAINER}): have the GPU Operator bring {what} (driver.version and driver.kernelModuleType of its ClusterPolicy or NVIDIADriver)"
         )
     }
 
@@ -251,7 +325,7 @@ impl Setting {
     pub fn identity_iommu(&self) -> String {
         self.on_host(match self.architecture.as_deref() {
             Some("aarch64") => "boot with iommu.passthrough=1 on the kernel command line",
-            _ => "boot with iommu=pt on the kernel command line (or intel_iommu=off in a machine without VMs)",
+            _ => "boot with iommu=pt on the kernel command line (or, on a machine without VMs, intel_iommu=off or amd_iommu=off)",
         })
     }
 
@@ -263,6 +337,46 @@ impl Setting {
         }
     }
 
+    /// Returns by what a system that is an image, and shows no file of it, is told which modules it loads at boot.
+    pub fn loads_by_itself(&self) -> Option<String> {
+        let name = self.fixed_system.as_deref()?;
+        match name {
+            "Talos" => {
+                Some(format!("{name} loads at boot what is in machine.kernel.modules of its machine configuration"))
+            }
+            "Bottlerocket" => Some(format!("{name} loads at boot what is in its settings.kernel.modules")),
+            _ => None,
+        }
+    }
+
+    /// Returns what `fix` means on a system that is an image: how such a system is told what others have in
+    /// files below /etc or on the line of their boot loader. `None` where it is no such system, or `fix` changes
+    /// none of these.
+    pub fn by_image(&self, fix: &str) -> Option<String> {
+        let name = self.fixed_system.as_deref().filter(|_| self.adds_packages().is_none())?;
+        let has = |words: &[&str]| words.iter().any(|word| fix.contains(word));
+        let kind = match () {
+            () if has(&["command line"]) => 0,
+            () if has(&["/etc/modprobe.d", "blacklist"]) => 2,
+            () if has(&["modules-load.d", "modprobe nvidia"]) => 1,
+            () if has(&["limits.d"]) => 3,
+            () if has(&["/etc/"]) => 4,
+            () => return None,
+        };
+        let by = MEANS.iter().find(|(of, _)| of.contains(&name)).and_then(|(_, by)| by.get(kind).copied());
+        let by = by.unwrap_or("its own configuration, or a new image");
+        let fix = fix.replace(GRUB, "");
+        Some(match kind {
+            1 => format!("{name} is not changed in place: have it load what this says by {by}, and reboot: {fix}"),
+            _ => format!("{name} is not changed in place: by {by} in the place of files of the host: {fix}"),
+        })
+    }
+
+    /// Returns what `fix` means on this node: on a system that is an image, on a host, or in a container of it.
+    pub fn on_node(&self, fix: &str) -> String {
+        self.by_image(fix).unwrap_or_else(|| self.on_host(fix))
+    }
+
     /// Returns what to do before `command`, which changes the host's kernel.
     pub fn on_host(&self, command: &str) -> String {
         match &self.container {
@@ -272,10 +386,17 @@ impl Setting {
     }
 }
 
+/// The file in which Xen says what its domain may do.
+pub const XEN: &str = "/proc/xen/capabilities";
+
+/// The devices by which an encrypted guest speaks with what protects it, and the flag of its processor.
+pub const CONFIDENTIAL_NODES: [&str; 2] = ["/dev/tdx_guest", "/dev/sev-guest"];
+pub const TDX_FLAG: &str = "tdx_guest";
+
 /// What Apptainer and Singularity put into each container.
 pub const APPTAINER: &str = "/.singularity.d";
 /// What the control groups of containers are called.
-pub const CGROUPS: [&str; 10] = [
+const CGROUPS: [&str; 10] = [
     "kubepods",
     "/docker/",
     "docker-",
@@ -287,6 +408,19 @@ pub const CGROUPS: [&str; 10] = [
     "/garden/",
     "/ecs/",
 ];
+/// Returns the word by which a control group is that of a container. A service of the host may be called
+/// docker-registry.service.
+pub fn container_of(cgroup: &str) -> Option<&'static str> {
+    let folders = || cgroup.split(['/', '\n']).filter(|folder| !folder.ends_with(".service"));
+    let is_it = |word: &&str| match word.contains('/') {
+        true => cgroup.contains(*word),
+        false => folders().any(|folder| folder.contains(*word)),
+    };
+    CGROUPS.into_iter().find(is_it)
+}
+
+/// What Kubernetes puts into each container of a pod, unless it is told not to.
+pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The file in which the manager of a container says what it is, as systemd asks for it, and the
 /// file in which Podman says it.
 pub const NSPAWN: &str = "/run/systemd/container";
@@ -341,6 +475,11 @@ fn virtual_machine(root: &Root) -> Option<String> {
         "AHV",
         "Droplet",
     ];
+    // Xen's own first domain has the hardware.
+    let has_hardware = root.line(XEN).is_some_and(|words| words.contains("control_d"));
+    if has_hardware {
+        return None;
+    }
     if let Some(kind) = root.line("/sys/hypervisor/type").filter(|kind| !kind.is_empty()) {
         return Some(format!("/sys/hypervisor/type is {kind}"));
     }
@@ -368,6 +507,22 @@ fn virtual_machine(root: &Root) -> Option<String> {
         .then(|| "flag hypervisor in /proc/cpuinfo".to_owned())
 }
 
+/// Returns what says that the memory of this virtual machine is encrypted, so that devices reach only what of it
+/// was opened for them.
+pub fn encrypted<'a>(root: &Root, mut log: impl Iterator<Item = &'a String>) -> Option<String> {
+    if let Some(node) = CONFIDENTIAL_NODES.into_iter().find(|node| root.exists(node)) {
+        return Some(format!("{node} exists"));
+    }
+    // A host has the flags of SEV, too.
+    let cpu = root.text("/proc/cpuinfo").unwrap_or_default();
+    let flags = cpu.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    if flags.split_ascii_whitespace().any(|flag| flag == TDX_FLAG) {
+        return Some(format!("flag {TDX_FLAG} in /proc/cpuinfo"));
+    }
+    let of_guest = |line: &&String| line.contains(ENCRYPTION) && ["SEV", "TDX"].iter().any(|word| line.contains(word));
+    log.find(of_guest).map(|line| format!("kernel log: {line}"))
+}
+
 /// Returns what says that this is a container, and its namespaces that are not the initial ones.
 fn container(root: &Root) -> (Option<String>, Vec<String>) {
     let mut namespaces = Vec::new();
@@ -389,13 +544,10 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
         }
     }
     // The last but one is systemd's own note of what it runs in.
-    let files = ["/.dockerenv", PODMAN, "/var/run/secrets/kubernetes.io/serviceaccount", NSPAWN, APPTAINER];
+    let files = ["/.dockerenv", PODMAN, SERVICE_ACCOUNT, NSPAWN, APPTAINER];
     let seen = files.iter().find(|path| root.exists(path)).map(|path| format!("{path} exists"));
     let cgroup = root.text("/proc/self/cgroup").unwrap_or_default();
-    let seen = seen.or_else(|| {
-        let word = CGROUPS.into_iter().find(|word| cgroup.contains(word))?;
-        Some(format!("{} in /proc/self/cgroup", word.trim_matches('/')))
-    });
+    let seen = seen.or_else(|| Some(format!("{} in /proc/self/cgroup", container_of(&cgroup)?.trim_matches('/'))));
     let by_namespace = || match namespaces.first()?.as_str() {
         "pid" => Some("its /proc is not of the initial pid namespace".to_owned()),
         // As Enroot, Charliecloud and rootless ones have it: nobody in there may load a module.

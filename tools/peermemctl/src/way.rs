@@ -7,6 +7,7 @@ use crate::doctor::unload;
 use crate::facts;
 use crate::kernel::{self, REGISTERS_DMA_BUF};
 use crate::machine::{Machine, OLD_MODULE, REGISTER};
+use crate::modprobe;
 use crate::nvidia::{self, Flavour};
 use crate::pci::{Device, Iommu};
 use crate::rdma::RdmaDevice;
@@ -152,13 +153,26 @@ fn judge(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way, checks: &[
             Kind::Gpu => subject.name == gpu.address,
             Kind::Nic => subject.name == nic.name,
         });
-        let needs_core = way != Way::PeerMemory || !setting::takes_by_itself(machine, nic);
+        let needs_core = way != Way::PeerMemory || !takes_or_pins(machine, nic);
         check.level == Level::Fail && about && breaks(check.id, way) && (needs_core || !of_peer_memory(check.id))
     });
     match closed {
         Some(check) => Judged::No(format!("[{}] {}", check.id, check.headline())),
         None => own,
     }
+}
+
+/// Returns whether the driver of a NIC takes GPU memory without the peer-memory API, or may do so.
+pub fn takes_or_pins(machine: &Machine, nic: &RdmaDevice) -> bool {
+    setting::takes_by_itself(machine, nic) || pins(machine, nic)
+}
+
+/// Returns whether the driver of a NIC calls the GPU driver's functions that pin memory, as Omni-Path's does
+/// for programs that speak with it (PSM2, opx).
+fn pins(machine: &Machine, nic: &RdmaDevice) -> bool {
+    let Some(module) = nic.module.as_deref() else { return false };
+    let uses = |name: &str| machine.modules.get(name).is_some_and(|of| of.used_by.iter().any(|user| user == module));
+    machine.drivers.get(module).is_some_and(|driver| driver.pins) || uses("nvidia")
 }
 
 /// Returns whether a check is about peer memory alone.
@@ -183,7 +197,7 @@ fn breaks(id: &str, way: Way) -> bool {
 
 /// Returns whether a pair can have a way, by what hardware and drivers offer.
 pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> Judged {
-    if let Some((refusal, _)) = machine.gpu_class(gpu).refusal() {
+    if let Some((refusal, _)) = machine.refusal(gpu) {
         return Judged::No(format!("GPU {} {refusal}", gpu.address));
     }
     if let Some(driver) = gpu.driver.as_deref().filter(|driver| *driver != "nvidia") {
@@ -226,6 +240,11 @@ fn not_told(machine: &Machine, gpu: &Device) -> Option<String> {
         return None;
     }
     let address = &gpu.address;
+    if let Some(why) = machine.confidential(gpu) {
+        return Some(format!(
+            "{why}: NVIDIA's driver gives memory of a GPU that computes confidentially to no NIC, and peermemctl selftest tries it"
+        ));
+    }
     if machine.is_vgpu(gpu) {
         return Some(format!(
             "GPU {address} is a vGPU: its profile and the host decide whether its memory may be pinned, and peermemctl selftest tries it"
@@ -238,7 +257,7 @@ fn not_told(machine: &Machine, gpu: &Device) -> Option<String> {
 }
 
 /// Returns whether memory of a GPU is pinned now, or was.
-fn has_been_pinned(machine: &Machine, gpu: &Device) -> bool {
+pub fn has_been_pinned(machine: &Machine, gpu: &Device) -> bool {
     let now = machine.registrations.iter().flatten().any(|row| row.gpu.as_deref() == Some(&gpu.address));
     now || asked_of(machine).any(|(of, _, says)| of == gpu.address && says == "supported")
 }
@@ -272,6 +291,12 @@ fn peer_memory(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     if setting::takes_by_itself(machine, nic) {
         return Judged::Yes(format!("{}'s own driver takes GPU memory (device/p2p in sysfs)", nic.name));
     }
+    if pins(machine, nic) {
+        return Judged::Unknown(format!(
+            "the driver of {} pins GPU memory by itself: whether a plain registration does, or only programs that speak with that driver, is not known",
+            nic.name
+        ));
+    }
     match (&machine.loaded, machine.has_symbol(REGISTER)) {
         (None, _) if machine.old_module_serves() => {}
         (Some(loaded), _) if loaded.state != "Live" => {
@@ -283,6 +308,9 @@ fn peer_memory(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
             return Judged::Unknown("whether nvidia_peermem is loaded cannot be read".to_owned());
         }
         (None, _) => return Judged::No("nvidia_peermem is not loaded".to_owned()),
+    }
+    if let Some(why) = refuses_pins(machine, gpu) {
+        return Judged::No(why);
     }
     let asks = match (nic_asks_peers(machine, nic), vendor(nic)) {
         // The core has registered the module, and the drivers of these came with it.
@@ -307,6 +335,45 @@ fn peer_memory(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
             None => format!("{OLD_MODULE} is loaded"),
         })
     })
+}
+
+/// Returns why the GPU driver refuses the pins that the loaded module asks for, unless some were granted.
+pub fn refuses_pins(machine: &Machine, gpu: &Device) -> Option<String> {
+    if has_been_pinned(machine, gpu) {
+        return None;
+    }
+    if is_coherent(machine, gpu) == Some(true) && is_in_cdmm(machine) {
+        let from = facts::CDMM.from.unwrap_or_default();
+        return Some(format!(
+            "GPU {} is in CDMM mode, in which drivers from {from} on map its memory for no NIC by peer memory",
+            gpu.address
+        ));
+    }
+    refuses_parts(machine, gpu).then(|| {
+        format!(
+            "GPU {} is not the whole one (MIG, vGPU), of which drivers before {} refuse persistent pins",
+            gpu.address,
+            facts::PERSISTENT_OF_PARTS.before.unwrap_or_default()
+        )
+    })
+}
+
+/// Returns whether the GPU driver keeps coherent memory to itself, with a version that maps none of it then.
+fn is_in_cdmm(machine: &Machine) -> bool {
+    let mode = nvidia::params(machine.root).remove("CoherentGPUMemoryMode").unwrap_or_default();
+    mode.trim_matches('"') == "driver" && facts::CDMM.holds(version(machine)) == Some(true)
+}
+
+/// Returns whether this machine has a part of a GPU, of which the GPU driver refuses the persistent pins that
+/// the loaded module asks for.
+pub fn refuses_parts(machine: &Machine, gpu: &Device) -> bool {
+    let is =
+        |name: &str| machine.loaded.as_ref().is_some_and(|loaded| loaded.params.get(name).is_some_and(|v| v == "1"));
+    (machine.is_mig(gpu) || machine.is_vgpu(gpu))
+        && is("persistent_api_support")
+        && !is("revocable_fallback")
+        && facts::PERSISTENT_OF_PARTS.holds(version(machine)) == Some(true)
+        && !has_been_pinned(machine, gpu)
 }
 
 /// Returns what to do where the GPU driver refuses to give a GPU's memory to a NIC by peer memory.
@@ -391,11 +458,21 @@ pub fn nic_takes_dma_buf(machine: &Machine, nic: &RdmaDevice) -> Judged {
         Some((_, from, _)) if !of_ofed && facts::at_least(release, from) => {
             Judged::Yes(format!("{module} registers dma-bufs from Linux {from} on"))
         }
-        Some((_, from, _)) if !of_ofed && !release.is_empty() => {
+        Some((_, from, _)) if !of_ofed && facts::is_backported(release) => Judged::Unknown(format!(
+            "{name}: {module} registers dma-bufs from Linux {from} on, {release} has drivers of later kernels, and the file of {module} cannot be read"
+        )),
+        // Only a kernel without the core's part of it is sure: makers have drivers of their own.
+        Some((_, from, _)) if !of_ofed && !release.is_empty() && is_of_kernel(machine, module) => {
             Judged::No(format!("{name}: {module} registers dma-bufs from Linux {from} on only, and this is {release}"))
         }
         _ => Judged::Unknown(format!("{name}: the file of its driver {module} cannot be read")),
     }
+}
+
+/// Returns whether the loaded driver of a NIC is the running kernel's own, as far as that tells. No kernel
+/// before the one whose ionic_rdma has dma-buf had that driver at all.
+pub fn is_of_kernel(machine: &Machine, module: &str) -> bool {
+    module != "ionic_rdma" && machine.modules.get(module).is_none_or(|loaded| !loaded.out_of_tree)
 }
 
 fn dma_buf(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
@@ -509,7 +586,7 @@ pub fn attach_refused<'a>(machine: &'a Machine, why: AttachRefusal) -> Option<&'
     if allowed && topology_is_free(machine) {
         return None;
     }
-    machine.log.iter().flatten().rev().find(|line| refusal(line) == Some(why)).map(String::as_str)
+    machine.log_of_driver().iter().rev().find(|line| refusal(line) == Some(why)).map(String::as_str)
 }
 
 /// Returns what a line of the kernel log says of a dma-buf that the GPU driver refused.
@@ -578,18 +655,29 @@ pub fn topology_denied(machine: &Machine) -> bool {
 /// Returns what has the GPU driver accept a pair that its check of the topology refuses.
 pub fn topology_cure(machine: &Machine) -> String {
     if topology_denied(machine) {
-        return machine.setting.on_host(&format!(
+        return machine.setting.on_node(&format!(
             "take NVreg_GrdmaPciTopoCheckOverride=2 out of /etc/modprobe.d (1 accepts every pair, 0 those that NVIDIA approves of), then load nvidia.ko again: {}",
             unload::reload_driver(machine)
         ));
     }
     match facts::TOPOLOGY_OVERRIDE.holds(version(machine)) {
         Some(false) if topology_check(machine).is_none() => "driver 595 and later have no parameter for it: use a NIC in the GPU's IOMMU group or below the same switch (peermemctl topo), or driver 580 with NVreg_GrdmaPciTopoCheckOverride=1".to_owned(),
+        _ if !machine.setting.driver_container && override_file(machine).is_some() => machine.setting.on_node(&format!(
+            "{} has NVreg_GrdmaPciTopoCheckOverride=1, and the loaded nvidia.ko does not: build the initial RAM disk again (update-initramfs -u, dracut -f), then end all users of the GPUs and load nvidia.ko again, or reboot",
+            override_file(machine).unwrap_or_default()
+        )),
         _ if machine.setting.driver_container => "have the GPU Operator load nvidia.ko with NVreg_GrdmaPciTopoCheckOverride=1: a ConfigMap whose nvidia.conf has that line, named in spec.driver.kernelModuleConfig.name of the ClusterPolicy; drivers from 595 on need one IOMMU group or a common switch".to_owned(),
-        _ => machine.setting.on_host(
-            "write options nvidia NVreg_GrdmaPciTopoCheckOverride=1 in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again (drivers before 595; later ones need one IOMMU group or a common switch)",
+        _ => machine.setting.on_node(
+            "write options nvidia NVreg_GrdmaPciTopoCheckOverride=1 in /etc/modprobe.d/nvidia.conf, then end all users of the GPUs and load nvidia.ko again (drivers before 595; later ones need one IOMMU group or a common switch)",
         ),
     }
+}
+
+/// Returns the file of modprobe.d that has nvidia.ko let every pair through.
+fn override_file(machine: &Machine) -> Option<String> {
+    let options = modprobe::options(machine.root, "nvidia").into_iter();
+    let is_it = |name: &str, value: &str| name == "NVreg_GrdmaPciTopoCheckOverride" && value == "1";
+    options.filter(|(_, name, value)| is_it(name, value)).map(|(line, ..)| line.file).next()
 }
 
 /// Returns the IOMMU groups of each GPU and its nearest NIC where they differ, and the parameter

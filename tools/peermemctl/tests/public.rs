@@ -48,7 +48,208 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 207] = [
+const CASES: [Case; 252] = [
+    case(
+        "public-talos-refused",
+        (1, 0),
+        &["by machine.kernel.modules of the machine configuration, which has parameters, too"],
+        &["fix: write options"],
+    ),
+    case(
+        "public-hung-thread",
+        (2, 1),
+        &["thread 53010 (pt_main_thread) waits below a free callback", "reboot"],
+        &["&& modprobe nvidia-peermem"],
+    ),
+    case(
+        "public-hung-thread-of-old-module",
+        (2, 1),
+        &["thread 52994 (ucx_perftest) waits below a free callback of nv_peer_mem", "would hang"],
+        &["Begin with: end who uses it"],
+    ),
+    case("public-hung-over", (0, 0), &["USABLE"], &["waits below", "reboot"]),
+    case("public-hung-number-reused", (0, 0), &["USABLE"], &["waits below", "reboot"]),
+    case("public-hung-for-a-disk", (0, 0), &["USABLE"], &["waits", "reboot"]),
+    case(
+        "public-encrypted-guest",
+        (3, 2),
+        &["the memory of this virtual machine is encrypted", "to no NIC"],
+        &["peer memory: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-confidential-gpu",
+        (3, 2),
+        &["GPU 0000:19:00.0 has protected memory (nvidia-smi -q)"],
+        &["peer memory: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-mig-driver-550",
+        (1, 0),
+        &["of which drivers before 555 refuse persistent pins", "revocable_fallback=1", "dma-buf: yes"],
+        &["peer memory: yes"],
+    ),
+    case(
+        "public-gb200-cdmm",
+        (1, 0),
+        &["is in CDMM mode, in which drivers from 595 on map its memory for no NIC by peer memory", "dma-buf: yes"],
+        &["peer memory: yes"],
+    ),
+    case(
+        "public-acs-in-guest",
+        (1, 0),
+        &["this is a virtual machine, whose switches are the hypervisor's"],
+        &["setpci -s 0000:17", "switch ACS off"],
+    ),
+    case("public-acs-beside-guests", (1, 0), &["if no virtual machine uses this host's devices", "setpci -s"], &[]),
+    case(
+        "public-acs-lockdown",
+        (1, 0),
+        &["pci=disable_acs_redir=0000:", "lockdown keeps setpci from it"],
+        &["ECAP_ACS"],
+    ),
+    case(
+        "public-geforce-pinned",
+        (1, 0),
+        &["NVIDIA supports no GPUDirect RDMA, and memory is pinned all the same", "peer memory: yes"],
+        &["gives no GPUDirect RDMA"],
+    ),
+    case(
+        "public-slingshot",
+        (3, 2),
+        &["whose driver cxi_ss1 takes GPU memory by itself"],
+        &["install an RDMA NIC", "make install"],
+    ),
+    case("public-omni-path", (3, 2), &["pins GPU memory by itself"], &["use another NIC", "peer memory: yes"]),
+    case(
+        "public-erdma-unread",
+        (3, 2),
+        &["dma-buf: unknown, because"],
+        &["use another NIC", "whatever is installed", "peer memory: yes"],
+    ),
+    case(
+        "public-irdma-el9",
+        (3, 2),
+        &["has drivers of later kernels"],
+        &["boot Linux", "use another NIC", "dma-buf: yes"],
+    ),
+    case(
+        "public-operator-loaded",
+        (0, 0),
+        &["peer memory: yes", "which heeds no blacklist"],
+        &["fix:", "FORCE_REINSTALL"],
+    ),
+    case("public-talos-loaded", (0, 0), &["peer memory: yes"], &["fix:"]),
+    case(
+        "public-operator-leftover",
+        (3, 2),
+        &["which does not fit the nvidia.ko", "packaging/container"],
+        &["make install", "fix: modprobe"],
+    ),
+    case(
+        "public-talos-closed",
+        (2, 1),
+        &["have it bring what this says: ", "install the open kernel modules"],
+        &["make install", "have programs take dma-buf, which needs no module"],
+    ),
+    case("public-nixos-autoload", (1, 0), &["boot.kernelModules and nixos-rebuild switch"], &[]),
+    case("public-talos-autoload", (0, 0), &["machine.kernel.modules of its machine configuration"], &["fix:"]),
+    case(
+        "public-rhcos-command-line",
+        (2, 1),
+        &["kernelArguments of a MachineConfig"],
+        &["GRUB_CMDLINE_LINUX", "update-grub"],
+    ),
+    case("public-talos-iommu", (1, 0), &["machine.install.extraKernelArgs of the machine configuration"], &[]),
+    case(
+        "public-operator-closed",
+        (2, 1),
+        &["bring DOCA-OFED (ofedDriver of its NicClusterPolicy)", "driver.kernelModuleType=open"],
+        &["install the open", "doca-ofed"],
+    ),
+    case(
+        "public-operator-old-driver",
+        (3, 2),
+        &["have the GPU Operator bring driver 550 or later (driver.version"],
+        &["delete the pod of the GPU driver"],
+    ),
+    case(
+        "public-blacklist-left",
+        (2, 1),
+        &[
+            "take that line out of /etc/modprobe.d/blacklist-ofed-modules.conf, then modprobe mlx5_ib",
+            "as the container of DOCA-OFED leaves it",
+        ],
+        &[],
+    ),
+    case(
+        "public-memlock-host-users",
+        (1, 0),
+        &["in a user namespace of its own, where that lifts no limit", "hostUsers: true"],
+        &["without CAP_IPC_LOCK", "--cap-add"],
+    ),
+    case(
+        "public-memlock-rootless",
+        (1, 0),
+        &["in a user namespace of its own, where that lifts no limit", "user@.service"],
+        &["without CAP_IPC_LOCK", "--cap-add"],
+    ),
+    case(
+        "public-memlock-lxc-session",
+        (1, 0),
+        &["limits.kernel.memlock=unlimited"],
+        &["docker run", "without CAP_IPC_LOCK"],
+    ),
+    case(
+        "public-memlock-process-in-pod",
+        (1, 0),
+        &[
+            "on the host, not in this container, as root and with the number that the process has there",
+            "no file of a container raises it",
+        ],
+        &["log in again", "--pid 7"],
+    ),
+    case("public-memlock-group", (1, 0), &["usermod -aG rdma USER"], &["echo '* - memlock unlimited'"]),
+    case(
+        "public-memlock-default-of-services",
+        (1, 0),
+        &["echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf"],
+        &["by configuration"],
+    ),
+    case(
+        "public-memlock-hard",
+        (1, 0),
+        &["replace '* hard memlock 65536' in /etc/security/limits.d/95-kvm-memlock.conf"],
+        &["by configuration, but"],
+    ),
+    case("public-memlock-ssh", (1, 0), &["UsePAM yes in sshd_config"], &["Slurm"]),
+    case("public-memlock-slurm-exporter", (1, 0), &["LimitMEMLOCK=infinity in slurm-exporter.service"], &["Slurm:"]),
+    case(
+        "public-memlock-docker-registry",
+        (1, 0),
+        &["LimitMEMLOCK=infinity in docker-registry.service"],
+        &["docker run", "in a container"],
+    ),
+    case(
+        "public-blacklisted-service",
+        (0, 0),
+        &["gdr.service loads it by its name, which heeds no blacklist", "the module is loaded at boot by gdr.service"],
+        &["after the next boot"],
+    ),
+    case(
+        "public-blacklisted-list",
+        (1, 0),
+        &["will not be after the next boot", "heeds the blacklist"],
+        &["the module is loaded at boot"],
+    ),
+    case("public-autoload-loop", (0, 0), &["the module is loaded at boot by gdr.service"], &["nothing loads"]),
+    case("public-dma-buf-refused-before", (1, 0), &["dma-buf: yes"], &["refused to attach"]),
+    case("public-xen-dom0", (0, 0), &["nothing says that it is a virtual machine"], &["a virtual machine ("]),
+    case(
+        "public-override-not-loaded",
+        (1, 0),
+        &["/etc/modprobe.d/nvidia.conf has NVreg_GrdmaPciTopoCheckOverride=1, and the loaded nvidia.ko does not"],
+        &["write options nvidia"],
+    ),
     case("public-netns-tg3-beside", (0, 0), &["bnxt_re"], &["tg3"]),
     case("public-netns-tg3", (3, 2), &["run this in the pod", "bnxt_en/unbind"], &["tg3"]),
     case("public-netns-vfio", (2, 1), &["given to a virtual machine (vfio-pci)"], &["vfio-pci/unbind"]),
@@ -221,7 +422,7 @@ const CASES: [Case; 207] = [
         &["lock 8 MiB only", "no file of a container raises it", "--ulimit memlock=-1"],
         &["> /etc/security/limits.d", "log in again"],
     ),
-    case("public-memlock-service", (1, 0), &["LimitMEMLOCK=infinity in their unit"], &["Slurm", "log in again"]),
+    case("public-memlock-service", (1, 0), &["LimitMEMLOCK=infinity in inference.service"], &["Slurm", "log in again"]),
     case(
         "public-driver-container",
         (3, 2),
@@ -232,7 +433,7 @@ const CASES: [Case; 207] = [
         "public-ofed-container",
         (3, 2),
         &["come from containers (/run/mellanox/drivers)", "packaging/container"],
-        &["make && make install", "doca-ofed"],
+        &["make && make install", "doca-ofed", "driver.rdma.enabled", "driver pod"],
     ),
     case(
         "public-efa",
@@ -812,7 +1013,7 @@ const CASES: [Case; 207] = [
     case(
         "public-memlock-influxdb",
         (1, 0),
-        &["LimitMEMLOCK=infinity in their unit"],
+        &["LimitMEMLOCK=infinity in influxdb.service"],
         &["flux.service", "log in again"],
     ),
     case("public-memlock-nspawn", (1, 0), &["--rlimit=RLIMIT_MEMLOCK=infinity"], &["docker run", "containerd"]),
@@ -1167,7 +1368,7 @@ fn ucx_takes_devices_by_name_and_port() {
 /// The verbs provider of libfabric knows GPU memory only on devices of a certain name.
 #[test]
 fn libfabric_goes_by_the_name_of_the_device() {
-    for (tree, wanted) in [("one-pair", 0), ("public-roce-name", 2), ("public-named-rails", 2), ("public-efa", 0)] {
+    for (tree, wanted) in [("one-pair", 0), ("public-roce-name", 2), ("public-named-rails", 2), ("public-efa", 3)] {
         let status = peermemctl(tree, &["status", "--for", "libfabric"]).status.code();
         assert_eq!(status, Some(wanted), "{tree}");
     }
@@ -1209,7 +1410,14 @@ fn the_verdict_is_for_the_programs_that_are_named() {
         status
     };
     // Without the API: dma-buf serves NCCL, and no plain ibv_reg_mr().
-    assert_eq!((exit("public-efa", "nccl"), exit("public-efa", "verbs"), exit("public-efa", "nccl,verbs")), (0, 2, 2));
+    let exits = (exit("public-mana", "nccl"), exit("public-mana", "verbs"), exit("public-mana", "nccl,verbs"));
+    assert_eq!(exits, (0, 2, 2));
+    // An EFA makes no reliable connections: it depends on a plugin, or on the version.
+    let programs = ["nccl", "ucx", "libfabric", "nixl", "nvshmem", "sharp"];
+    assert_eq!(programs.map(|program| exit("public-efa", program)), [3, 3, 3, 3, 2, 2]);
+    let plugin = "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so";
+    let with_plugin = changed("public-efa", &[(plugin, b"".as_slice())]);
+    assert_eq!(run(with_plugin.path(), &["check", "--for", "nccl"]).status.code(), Some(0));
     assert_eq!((exit("one-pair", "nccl,ucx,nvshmem,libfabric,verbs"), exit("public-no-odp", "nccl,verbs")), (0, 0));
     // NCCL goes up to PXB only; perftest registers at any distance.
     assert_eq!((exit("slots", "nccl"), exit("slots", "verbs")), (2, 1));

@@ -10,13 +10,22 @@ pub mod ucx;
 
 use crate::doctor::hardware;
 use crate::environment::Environment;
+use crate::facts;
 use crate::machine::Machine;
 use crate::pci::{Device, Distance};
 use crate::rdma::RdmaDevice;
-use crate::setting;
+use crate::setting::{self, vendor, Vendor};
 use crate::way::{self, Judged, Way};
 use schemars::JsonSchema;
 use serde::Serialize;
+
+/// Where Amazon's installer puts its plugin of NCCL.
+const OFI_PLUGINS: [&str; 4] = [
+    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so",
+    "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu/libnccl-net.so",
+    "/opt/amazon/ofi-nccl/lib64/libnccl-net.so",
+    "/opt/aws-ofi-nccl/lib/libnccl-net.so",
+];
 
 /// The cure where a NIC, or the lack of one, is the cause.
 const BY_RDMA: &str = "what [fabric.rdma] says";
@@ -188,8 +197,29 @@ impl Consumer {
         };
         match self.not_understood(environment).or_else(|| (self.unsure_of)(pairing, environment)) {
             Some(why) => Does::Unknown(why),
+            None if vendor(pairing.nic) == Vendor::Efa => self.with_efa(pairing, machine, does),
             None => does,
         }
+    }
+
+    /// Returns what the program does with an EFA, which makes no reliable connections of InfiniBand.
+    fn with_efa(&self, pairing: &Pairing, machine: &Machine, does: Does) -> Does {
+        let by_itself = setting::takes_by_itself(machine, pairing.nic);
+        let rule = match self.id {
+            "consumers.nccl" if OFI_PLUGINS.iter().any(|file| machine.root.exists(file)) => return does,
+            "consumers.nccl" => &facts::EFA_NCCL,
+            "consumers.ucx" => &facts::EFA_UCX,
+            "consumers.libfabric" if !by_itself => &facts::EFA_LIBFABRIC,
+            "consumers.sharp" => {
+                return Does::Copies(Refusal {
+                    because: "it makes reliable connections, which an EFA does not".to_owned(),
+                    set: None,
+                    seen: "driver of the NIC".to_owned(),
+                })
+            }
+            _ => return does,
+        };
+        Does::Unknown(format!("{} is an EFA: {} ({})", pairing.nic.name, rule.what, rule.source))
     }
 
     /// Returns what of the command line or the variables is not understood.
@@ -222,7 +252,7 @@ impl Consumer {
 /// does.
 fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     let gpu = pairing.gpu;
-    if let Some((_, cure)) = machine.gpu_class(gpu).refusal() {
+    if let Some((_, cure)) = machine.refusal(gpu) {
         return Some(cure.to_owned());
     }
     if setting::family_without_gpudirect(machine, pairing.nic).is_some() {
@@ -241,6 +271,9 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     }
     if let Some(cure) = way::cure_of_refusal(machine, gpu, pairing.nic).filter(|_| way == Way::PeerMemory) {
         return Some(cure);
+    }
+    if way == Way::PeerMemory && way::refuses_pins(machine, gpu).is_some() {
+        return Some("have it register by dma-buf (Mooncake: WITH_NVIDIA_PEERMEM=0)".to_owned());
     }
     let never_asks = way == Way::PeerMemory && way::nic_asks_peers(machine, pairing.nic).is_no();
     never_asks.then(|| "use dma-buf, or another NIC: what [api.driver] says".to_owned())

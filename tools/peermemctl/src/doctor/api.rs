@@ -139,6 +139,23 @@ pub(super) fn api_cure(machine: &Machine) -> String {
         }
         _ => Some("use dma-buf".to_owned()),
     };
+    let setting = &machine.setting;
+    if setting.modules_in_containers() {
+        let open = "the GPU Operator load the open kernel modules (driver.kernelModuleType=open), for dma-buf";
+        let core = match setting.ofed_container {
+            true => "the pod of DOCA-OFED load its core again (delete it)",
+            false => "the network operator bring DOCA-OFED (ofedDriver of its NicClusterPolicy)",
+        };
+        let has_core = has(Vendor::Mellanox) || machine.rdma.is_empty();
+        return match (has_core, dma_buf) {
+            (true, Some(by)) if by.starts_with("install") => containers(&format!("have {core}, or {open}")),
+            (true, Some(by)) => containers(&format!("have {core}, or {by}")),
+            (true, None) => containers(&format!("have {core}")),
+            (false, Some(by)) if by.starts_with("install") => containers(&format!("have {open}")),
+            (false, Some(by)) => containers(&by),
+            (false, None) => NO_WAY.to_owned(),
+        };
+    }
     let or = dma_buf.as_ref().map_or(String::new(), |dma_buf| format!(", or {dma_buf}"));
     let release = machine.release.as_deref().unwrap_or_default();
     // Mellanox/nv_peer_memory#39 and #79: a kernel that was updated after OFED was installed.
@@ -163,12 +180,29 @@ pub(super) fn api_cure(machine: &Machine) -> String {
         machine.setting.on_host(&format!("modprobe {EFA_MODULE}"))
     } else {
         match dma_buf {
-            Some(dma_buf) => format!("{dma_buf}; the drivers of these NICs know no peer memory, whatever is installed"),
-            None => {
-                "use another NIC: the drivers of these neither ask peers for memory nor register dma-bufs".to_owned()
+            Some(dma_buf) if never_asks(machine) => {
+                format!("{dma_buf}; the drivers of these NICs know no peer memory, whatever is installed")
             }
+            Some(dma_buf) => format!("{dma_buf}, if the drivers of these NICs take it: peermemctl selftest tries"),
+            // What is missing is the GPU's side.
+            None if takes => {
+                "use GPUs from Turing on with the open kernel modules of their driver, for dma-buf".to_owned()
+            }
+            None => NO_WAY.to_owned(),
         }
     }
+}
+
+const NO_WAY: &str = "use another NIC: the drivers of these neither ask peers for memory nor register dma-bufs";
+
+/// Returns what to do on a node whose modules come from containers.
+fn containers(what: &str) -> String {
+    format!("the modules of this node come from containers: {what}")
+}
+
+/// Returns whether the drivers of all NICs are known to ask no peers for memory.
+fn never_asks(machine: &Machine) -> bool {
+    machine.rdma.iter().all(|nic| way::nic_asks_peers(machine, nic).is_no())
 }
 
 const EFA_MODULE: &str = "efa_nv_peermem";
@@ -187,7 +221,9 @@ fn newer_kernel(machine: &Machine) -> Option<String> {
     let of = |nic: &RdmaDevice| {
         let (module, from, _) =
             facts::DMA_BUF_DRIVERS.iter().find(|(module, ..)| nic.module.as_deref() == Some(*module))?;
-        (!facts::at_least(release, from)).then(|| format!("boot Linux {from} or later, whose {module} has dma-buf"))
+        let is_sure = !facts::is_backported(release) && way::is_of_kernel(machine, module);
+        (!facts::at_least(release, from) && is_sure)
+            .then(|| format!("boot Linux {from} or later, whose {module} has dma-buf"))
     };
     machine.rdma.iter().find_map(of)
 }

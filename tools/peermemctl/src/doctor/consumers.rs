@@ -61,7 +61,7 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
                     .seen(refusal.seen)
             }
             // gpus.present has said so.
-            Does::Copies(refusal) if machine.gpu_class(nearest.gpu).refusal().is_some() => {
+            Does::Copies(refusal) if machine.refusal(nearest.gpu).is_some() => {
                 Check::skip(consumer.id, format!("{name}: no, because {}", refusal.because))
                     .about(Kind::Gpu, gpu, format!("{name}: no for {{}}, because {}", refusal.because))
                     .seen(refusal.seen)
@@ -108,6 +108,7 @@ fn is_for_its_kind(
 ) -> bool {
     let by_kind = match consumer.id {
         "consumers.gin" => return vendor(pairing.nic) != Vendor::Mellanox,
+        "consumers.sharp" => return vendor(pairing.nic) == Vendor::Efa,
         "consumers.libfabric" => libfabric::by_name(pairing, machine),
         "consumers.nvshmem" => nvshmem::by_kind(pairing, environment),
         _ => None,

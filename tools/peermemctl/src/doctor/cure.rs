@@ -107,9 +107,12 @@ pub fn place(id: &str) -> Option<Place> {
 
 /// Returns whether a cure builds, installs or loads the module from files of the host.
 fn needs_files_of_host(fix: &str) -> bool {
-    ["make", "modprobe nvidia-peermem", "modprobe nvidia", "install ", "depmod", "modules-load.d", "dkms"]
-        .iter()
-        .any(|word| fix.contains(word))
+    builds(fix) || ["modprobe nvidia", "install ", "modules-load.d"].iter().any(|word| fix.contains(word))
+}
+
+/// Returns whether a cure builds the module, or changes what is installed of it.
+fn builds(fix: &str) -> bool {
+    ["make", "depmod", "dkms"].iter().any(|word| fix.contains(word))
 }
 
 /// Returns the cure of a check on this machine.
@@ -124,24 +127,42 @@ pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
         return fix.to_owned();
     }
     match place(id).unwrap_or(Place::Host) {
-        Place::Here => fix.to_owned(),
+        Place::Here => setting.by_image(fix).unwrap_or_else(|| fix.to_owned()),
         Place::Modules if setting.adds_packages().is_some() && !setting.modules_in_containers() => {
             match fix.contains("make") || fix.contains("dkms") {
-                true => setting.install_it(),
+                true => machine.install_it(),
                 false if fix.contains("install ") => setting.install_packages(fix),
                 false => fix.to_owned(),
             }
         }
-        Place::Modules if setting.is_fixed() && machine.file.is_none() && needs_files_of_host(fix) => {
+        // The host's file of the module does not fit a driver that a container brought.
+        Place::Modules
+            if setting.modules_in_containers()
+                && needs_files_of_host(fix)
+                && (setting.driver_container || machine.file.is_none() || builds(fix)) =>
+        {
             match (id.starts_with("driver."), setting.driver_container) {
                 (true, true) => setting.restart_driver(),
-                (true, false) if setting.fixed_system.is_some() => {
-                    format!("the system of this node is an image that is not changed in place; have it bring what this says: {fix}")
-                }
-                _ => setting.install_it(),
+                // That driver is the host's.
+                (true, false) if !builds(fix) => setting.on_node(fix),
+                _ => machine.install_it(),
             }
         }
-        Place::Modules | Place::Host => setting.on_host(fix),
+        Place::Modules if setting.fixed_system.is_some() && (id.starts_with("driver.") || id.starts_with("api.")) => {
+            match fix.contains("install ") || builds(fix) {
+                true => format!(
+                    "the system of this node is an image that is not changed in place; have it bring what this says: {fix}"
+                ),
+                false => setting.on_node(fix),
+            }
+        }
+        Place::Modules
+            if setting.fixed_system.is_some()
+                && (builds(fix) || machine.file.is_none() && needs_files_of_host(fix)) =>
+        {
+            machine.install_it()
+        }
+        Place::Modules | Place::Host => setting.on_node(fix),
         Place::Hardware => setting.on_hardware(fix),
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 2: nvidia.ko, its flavour, and whether it lets us bind to it.
 
-use super::limits;
 use super::refused::refused;
+use super::{limits, module};
 use crate::check::Check;
 use crate::facts;
 use crate::machine::Machine;
@@ -12,6 +12,9 @@ use crate::nvidia::{self, Flavour};
 /// What fixes a closed nvidia.ko's refusal, wherever it was seen.
 pub(super) fn no_gpl_imports(machine: &Machine) -> String {
     const LITE: &str = "make deps && make KERNEL_CRATE=lite && make install, a build without GPL-only imports";
+    if machine.setting.driver_container {
+        return machine.setting.other_driver("the open kernel modules, where they know these GPUs");
+    }
     match takes_open(machine) {
         true => format!("{LITE}; or install the open kernel modules of the same driver (package nvidia-open)"),
         false => LITE.to_owned(),
@@ -46,14 +49,20 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
         Check::warn(
             "driver.version",
             format!("{what}; older than {oldest}, the oldest this module is written for"),
-            format!("install driver {oldest} or later{}", flavour_to_install(machine)),
+            match machine.setting.driver_container {
+                true => machine.setting.other_driver(&format!("driver {oldest} or later")),
+                false => format!("install driver {oldest} or later{}", flavour_to_install(machine)),
+            },
         )
     } else if let Some((64, seen)) = super::limits::page_kib(machine).filter(|_| holds(&facts::DRIVER_64K)) {
         let rule = facts::DRIVER_64K;
         Check::warn(
             "driver.version",
             format!("{what}; {}: {} ({})", rule.range(), rule.what, rule.source),
-            "install driver 580, or boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k)",
+            match machine.setting.driver_container {
+                true => machine.setting.other_driver("driver 580"),
+                false => "install driver 580, or boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k)".to_owned(),
+            },
         )
         .seen(format!("pages of 64 KiB, by {seen}"))
     } else {
@@ -82,6 +91,10 @@ fn not_loaded(machine: &Machine) -> Check {
         .seen("/proc/modules, /proc/driver/nvidia/version");
     }
     let message = "nvidia.ko is not loaded: there is no GPU memory to register";
+    if let Some((line, fix)) = module::kept_out(machine, "nvidia", &machine.load_driver()) {
+        return Check::fail("driver.loaded", format!("{message}, and modprobe is told to keep it out"), fix)
+            .seen(format!("{}: {}", line.file, line.text));
+    }
     let on_disk = machine.release.as_deref().and_then(|release| module_file::chosen(machine.root, release, "nvidia"));
     match (on_disk, refused(machine, "nvidia")) {
         (Some(_), Some(refused)) => {
@@ -133,7 +146,10 @@ fn licence(machine: &Machine, flavour: Option<Flavour>) -> Check {
 
 fn exports(machine: &Machine) -> Vec<Check> {
     const ID: &str = "driver.exports";
-    let fix = "install a complete driver of NVIDIA's, 550 or later";
+    let fix = match machine.setting.driver_container {
+        true => machine.setting.other_driver("driver 550 or later"),
+        false => "install a complete driver of NVIDIA's, 550 or later".to_owned(),
+    };
     vec![match (machine.has_symbol("nvidia_p2p_get_pages"), machine.has_symbol("nvidia_p2p_get_pages_persistent")) {
         (None, _) => Check::skip(ID, "/proc/kallsyms cannot be read"),
         (Some(false), _) => Check::fail(ID, "nvidia.ko has no nvidia_p2p_get_pages: nobody can pin GPU memory", fix)

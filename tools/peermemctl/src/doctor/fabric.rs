@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 8: the way between GPUs and NICs.
 
-use super::hardware;
+use super::{hardware, module};
 use crate::check::{Check, Kind};
 use crate::facts;
 use crate::machine::Machine;
@@ -152,14 +152,7 @@ fn redirected(machine: &Machine, gpu: &Device) -> Option<Check> {
     };
     let redirecting = of(Acs::Redirects);
     if !redirecting.is_empty() {
-        let off = redirecting.split(", ").map(|bridge| format!("setpci -s {bridge} ECAP_ACS+6.w=0"));
-        let off = off.collect::<Vec<_>>().join(" && ");
-        // There, some of the flags must stay on.
-        let fix = match machine.devices.iter().any(Device::is_dma_direct) {
-            true => "rdma_topo check, then rdma_topo write-grub-acs (rdma-core): a ConnectX with DMA Direct needs flags of its own"
-                .to_owned(),
-            false => format!("{off}, which holds until the next boot; for good, switch ACS off in the firmware"),
-        };
+        let fix = without_redirect(machine, &redirecting);
         return Some(
             Check::warn(
                 ID,
@@ -192,6 +185,32 @@ fn redirected(machine: &Machine, gpu: &Device) -> Option<Check> {
     Some(check.about(Kind::Gpu, &gpu.address, many))
 }
 
+/// Returns what ends the redirect of these bridges, which have a comma and a space between them.
+fn without_redirect(machine: &Machine, bridges: &str) -> String {
+    // The addresses are this guest's: on the host they are those of other devices.
+    if machine.setting.virtual_machine.is_some() {
+        return "this is a virtual machine, whose switches are the hypervisor's: have its host allow direct traffic between GPU and NIC (ATS of the NIC, and direct translated P2P in the ACS of the switch), as its guests are kept apart by ACS".to_owned();
+    }
+    // Some of the flags must stay on there.
+    if machine.devices.iter().any(Device::is_dma_direct) {
+        return "rdma_topo check, then rdma_topo write-grub-acs (rdma-core): a ConnectX with DMA Direct needs flags of its own"
+            .to_owned();
+    }
+    let off = bridges.split(", ").map(|bridge| format!("setpci -s {bridge} ECAP_ACS+6.w=0"));
+    let off = off.collect::<Vec<_>>().join(" && ");
+    let off = match module::lockdown(machine.root) {
+        Some(_) => format!(
+            "boot with pci=disable_acs_redir={} on the kernel command line (lockdown keeps setpci from it), or switch ACS off in the firmware",
+            bridges.replace(", ", ";")
+        ),
+        None => format!("{off}, which holds until the next boot; for good, switch ACS off in the firmware"),
+    };
+    match machine.devices.iter().any(|device| device.driver.as_deref() == Some("vfio-pci")) {
+        true => format!("if no virtual machine uses this host's devices (vfio-pci), as ACS keeps guests apart: {off}"),
+        false => off,
+    }
+}
+
 fn iommu(machine: &Machine) -> Vec<Check> {
     const ID: &str = "fabric.iommu";
     let devices = with_software(machine);
@@ -217,7 +236,7 @@ fn iommu(machine: &Machine) -> Vec<Check> {
         Check::fail(
             ID,
             format!("{what}; NVIDIA's module hands the NIC untranslated addresses on kernels from 6.12 on: every transfer faults"),
-            format!("{fix}, or load this project's module, which maps by itself: {}", machine.setting.install_it()),
+            format!("{fix}, or load this project's module, which maps by itself: {}", machine.install_it()),
         )
     } else {
         Check::warn(ID, format!("{what}: peer-to-peer traffic goes up to the CPU and is slower"), fix)

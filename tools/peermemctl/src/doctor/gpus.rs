@@ -2,7 +2,9 @@
 //! Section 7: what the GPUs offer, and how much of BAR1 is left.
 
 use crate::check::{Check, Kind, Level};
+use crate::facts;
 use crate::machine::Machine;
+use crate::module_file::Maker;
 use crate::nvidia;
 use crate::pci::Device;
 use crate::peermem::Registration;
@@ -32,6 +34,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     for gpu in machine.gpus() {
         checks.push(bar1(machine, gpu));
         checks.extend(shared(machine, gpu));
+        checks.extend(refused_parts(machine, gpu));
         checks.extend(coherent(machine, gpu));
     }
     if !machine.gpus().is_empty() {
@@ -156,13 +159,21 @@ fn judged(machine: &Machine, gpu: &Device, total: u64, used: u64, pinned: Option
         let brief = format!("GPU {}: BAR1 has {larger} left", gpu.address);
         let message = format!("{what}: {kept}, so a registration of more than {larger} fails");
         (Check::warn(ID, message, room(machine)).brief(brief), "have little room left in BAR1")
-    } else if total <= SMALL && gpu.vendor == nvidia::NVIDIA && machine.gpu_class(gpu).refusal().is_none() {
+    } else if total <= SMALL && gpu.vendor == nvidia::NVIDIA && machine.refusal(gpu).is_none() {
         // Mellanox/nv_peer_memory#101: "it will return NULL" beyond that on a T4.
         let larger = text::bytes(usable);
         let brief = format!("GPU {}: BAR1 has {} only", gpu.address, text::bytes(total));
         let message =
             format!("{what}: this board's BAR1 is that small, so registrations of more than {larger} together fail");
-        let fix = format!("register less at once; or {}, if the board can", machine.setting.larger_bar());
+        let name = machine.gpu_name(gpu);
+        let has_displays = ["A6000", "A5500", "A40", "L40", "RTX 6000"].iter().any(|board| name.contains(board));
+        let larger = match has_displays {
+            true => machine.setting.on_hardware(
+                "displaymodeselector --gpumode physical_display_disabled (NVIDIA's tool): with its displays on, BAR1 stays small",
+            ),
+            false => format!("{}, if the board can", machine.setting.larger_bar()),
+        };
+        let fix = format!("register less at once; or {larger}");
         (Check::warn(ID, message, fix).brief(brief), "have a small BAR1: registrations of much memory fail")
     } else {
         (Check::ok(ID, what), "have room in BAR1")
@@ -190,6 +201,26 @@ fn shared(machine: &Machine, gpu: &Device) -> Option<Check> {
         Check::ok("gpus.shared", what)
             .about(Kind::Gpu, &gpu.address, many)
             .seen("MIG Mode and GPU Virtualization Mode of nvidia-smi -q"),
+    )
+}
+
+/// Finds parts of GPUs of which the GPU driver refuses the pins that the loaded module asks for.
+fn refused_parts(machine: &Machine, gpu: &Device) -> Option<Check> {
+    if !way::refuses_parts(machine, gpu) {
+        return None;
+    }
+    let before = facts::PERSISTENT_OF_PARTS.before.unwrap_or_default();
+    let refused = format!("a MIG instance or vGPU, of which drivers before {before} refuse persistent pins");
+    let option = match machine.loaded.as_ref()?.maker {
+        Maker::Ours => "revocable_fallback=1",
+        _ => "persistent_api_support=0",
+    };
+    let change = machine.setting.change_parameters(&format!("write options nvidia-peermem {option} in"));
+    let fix = format!("take driver {before} or later, or {}", machine.setting.on_host(&change));
+    Some(
+        Check::warn("gpus.shared", format!("GPU {} is {refused}: plain registrations of it fail", gpu.address), fix)
+            .about(Kind::Gpu, &gpu.address, format!("are {refused}: plain registrations of them fail"))
+            .seen("/proc/driver/nvidia/capabilities, MIG Mode of nvidia-smi -q; parameters of nvidia_peermem"),
     )
 }
 

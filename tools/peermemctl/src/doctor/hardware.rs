@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 1: the GPUs and NICs that are there, and whether their drivers have them.
 
-use super::log;
 use super::refused::refused;
+use super::{log, module};
 use crate::check::{Check, Kind};
 use crate::facts;
 use crate::machine::Machine;
 use crate::pci::{self, Device, Distance};
-use crate::rdma::RdmaDevice;
+use crate::rdma::{self, RdmaDevice};
 use crate::setting::{self, GpuClass};
 use crate::text;
 
@@ -143,7 +143,7 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
     const ID: &str = "gpus.present";
     let model = machine.gpu_name(gpu);
     let name = format!("GPU {} ({model})", gpu.address);
-    let in_vain = machine.gpus().iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
+    let in_vain = machine.gpus().iter().all(|gpu| machine.refusal(gpu).is_some());
     if gpu.is_gone {
         let only = machine.gpus().len() == 1;
         let others_work = machine.gpus().iter().any(|gpu| !gpu.is_gone);
@@ -167,10 +167,17 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             .about(Kind::Gpu, &gpu.address, format!("({model}): each {what}"))
             .seen(format!("/sys/bus/pci/devices/{}", gpu.address));
     }
-    let (check, many) = match (machine.gpu_class(gpu).refusal(), gpu.driver.as_deref()) {
+    let (check, many) = match (machine.refusal(gpu), gpu.driver.as_deref()) {
         // Other GPUs may do.
         (Some((why, cure)), _) => {
             (Check::fail_unless(!in_vain, ID, format!("{name} {why}"), cure), format!("({model}): each {why}"))
+        }
+        // Such as with a changed driver or libcuda: NVIDIA/open-gpu-kernel-modules has forks that do so.
+        (None, Some("nvidia")) if machine.gpu_class(gpu).refusal().is_some() => {
+            let what =
+                "a GeForce board, for which NVIDIA supports no GPUDirect RDMA, and memory is pinned all the same";
+            let fix = "keep what makes that work (a changed driver or libcuda) when the driver is updated, or use a data-centre or RTX professional GPU";
+            (Check::warn(ID, format!("{name} is {what}"), fix), format!("({model}): each is {what}"))
         }
         (_, Some("nvidia")) if not_started(machine, gpu).is_some() => {
             let check = Check::warn(
@@ -275,7 +282,7 @@ fn not_started(machine: &Machine, gpu: &Device) -> Option<String> {
         return Some("nvidia-smi -q names no GPU".to_owned());
     }
     let failed = |line: &&String| line.contains("RmInitAdapter failed") && line.contains(&gpu.address);
-    machine.log.iter().flatten().rfind(failed).map(|line| format!("kernel log: {line}"))
+    machine.log_of_driver().iter().rfind(failed).map(|line| format!("kernel log: {line}"))
 }
 
 /// PCI vendors of NICs that may be RDMA devices: the module of their RDMA devices.
@@ -289,37 +296,34 @@ const VENDORS: [(u16, &str); 7] = [
     (0x8086, "irdma"),
 ];
 
-/// Drivers of NICs: the module that makes RDMA devices on top of each.
-const DRIVERS: [(&str, &str); 12] = [
-    ("mlx5_core", "mlx5_ib"),
-    ("mlx4_core", "mlx4_ib"),
-    ("bnxt_en", "bnxt_re"),
-    ("ionic", "ionic_rdma"),
-    ("efa", "efa"),
-    ("erdma", "erdma"),
-    ("mana", "mana_ib"),
-    ("ice", "irdma"),
-    ("i40e", "irdma"),
-    ("idpf", "irdma"),
-    ("qede", "qedr"),
-    ("cxgb4", "iw_cxgb4"),
-];
-
 /// Returns the module of a NIC's RDMA device, if it has one. Its driver decides where it has one: a maker's
 /// management ports have others (tg3, igb, ena), and vfio-pci gives it to a virtual machine.
 fn module_of(nic: &Device) -> Option<&'static str> {
     if let Some(driver) = nic.driver.as_deref() {
-        return DRIVERS.iter().find(|(name, _)| *name == driver).map(|(_, module)| *module);
+        return rdma::memory_module(driver);
     }
     // Class 02 is network, 0207 InfiniBand.
     let vendor = VENDORS.iter().find(|(vendor, _)| *vendor == nic.vendor && nic.kind() >> 8 == 2);
     vendor.map(|(_, module)| *module)
 }
 
-/// Each of Intel's and Amazon's network cards is of these vendors, RDMA or not.
+/// Each of Intel's, Amazon's and Emulex' network cards is of these vendors, RDMA or not.
 fn is_sure(module: &str) -> bool {
-    !["irdma", "efa", "erdma"].contains(&module)
+    !["irdma", "efa", "erdma", "ocrdma"].contains(&module)
 }
+
+/// Returns a NIC whose driver makes no RDMA device and pins GPU memory by itself: HPE's Slingshot, or whatever
+/// driver uses nvidia.ko.
+pub fn with_own_way<'a>(machine: &'a Machine) -> Option<&'a Device> {
+    const SLINGSHOT: &str = "cxi_ss1";
+    let users = machine.modules.get("nvidia").map(|nvidia| nvidia.used_by.as_slice()).unwrap_or_default();
+    let is_user = |driver: &str| driver == SLINGSHOT || users.iter().any(|user| *user == driver.replace('-', "_"));
+    let is_it = |device: &&Device| device.kind() >> 8 == 2 && device.driver.as_deref().is_some_and(is_user);
+    machine.devices.iter().find(is_it)
+}
+
+/// Google's virtual NIC.
+const GVNIC: (u16, u16) = (0x1ae0, 0x0042);
 
 fn no_device(machine: &Machine) -> Check {
     const ID: &str = "fabric.rdma";
@@ -363,8 +367,27 @@ fn no_device(machine: &Machine) -> Check {
         );
         return Check::fail(ID, what, fix).seen(seen).seen(format!("{module} in /proc/modules"));
     }
+    if let Some(nic) = with_own_way(machine) {
+        let driver = nic.driver.as_deref().unwrap_or_default();
+        let what = format!(
+            "{message}, but a NIC whose driver {driver} takes GPU memory by itself, for programs that speak with it (libfabric's cxi provider with Slingshot): {} ({}). That is not judged here; NCCL's own transport, UCX and plain ibv_reg_mr() do not reach it",
+            nic.address,
+            nic.name()
+        );
+        return Check::skip(ID, what).seen(seen).seen("nvidia in /proc/modules, and driver of the NIC");
+    }
     if let Some((nic, module)) = nics.iter().find(|(_, module)| is_sure(module)) {
         let what = format!("{message}, although there is a NIC that may be one: {} ({})", nic.address, nic.name());
+        let load = format!("modprobe {module}");
+        let mut kept =
+            [*module, "mlx5_core", "ib_core"].into_iter().filter_map(|name| module::kept_out(machine, name, &load));
+        if let Some((line, fix)) = kept.next().filter(|_| !setting.ofed_container) {
+            let what = format!(
+                "{what}. {} keeps its driver out, as the container of DOCA-OFED leaves it where it is killed",
+                line.file
+            );
+            return Check::fail(ID, what, fix).seen(seen).seen(format!("{}: {}", line.file, line.text));
+        }
         if let Some(refused) = refused(machine, module) {
             let check = Check::fail(ID, format!("{what}; {}", refused.why), setting.on_host(&refused.fix));
             return check.seen(seen).seen(refused.seen);
@@ -384,6 +407,10 @@ fn no_device(machine: &Machine) -> Check {
         _ if setting.rdma_by_namespace && setting.container.is_some() => ASK,
         (None, Some(_)) if machine.root.line("/sys/class/dmi/id/sys_vendor").as_deref() == Some("Amazon EC2") => {
             "attach a network interface of type EFA to this instance; lspci shows it"
+        }
+        // NVIDIA's own plugin for these speaks TCP.
+        (None, Some(_)) if machine.devices.iter().any(|device| (device.vendor, device.device) == GVNIC) => {
+            "take a machine type with RDMA NICs (a3-ultragpu, a4); over its gVNICs only GPUDirect-TCPX goes, a plugin of NCCL"
         }
         (None, _) if given_away.is_some() => "run this in the virtual machine that has the NIC, or take it back from vfio-pci",
         (Some(_), _) => "start this container with the RDMA device (docker: --device=/dev/infiniband --network=host; Kubernetes: what the RDMA device plugin offers)",

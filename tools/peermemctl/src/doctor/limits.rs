@@ -6,7 +6,7 @@ use crate::kernel;
 use crate::machine::{Machine, NAME, OFED_MODULE, OLD_MODULE};
 use crate::modprobe;
 use crate::root::{Forbidden, Root};
-use crate::setting::{APPTAINER, NSPAWN, PODMAN};
+use crate::setting::{self, APPTAINER, NSPAWN, PODMAN, SERVICE_ACCOUNT};
 use crate::text;
 
 /// Bit of CAP_IPC_LOCK, which lifts the limit.
@@ -100,12 +100,21 @@ pub fn memlock(root: &Root) -> Option<u64> {
 /// Whether no limit binds a process. A capability counts if it is one of the initial user
 /// namespace, which root of a rootless container is not in.
 fn is_exempt(root: &Root, pid: &str) -> bool {
+    has_initial_users(root, pid) && has_capability(root, pid)
+}
+
+/// Returns whether a process has CAP_IPC_LOCK, in whatever user namespace.
+fn has_capability(root: &Root, pid: &str) -> bool {
     let status = root.text(&format!("/proc/{pid}/status")).unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    effective.is_some_and(|mask| mask & CAP_IPC_LOCK != 0)
+}
+
+/// Returns whether a process is in the initial user namespace, as far as that can be read.
+fn has_initial_users(root: &Root, pid: &str) -> bool {
     let map = root.text(&format!("/proc/{pid}/uid_map"));
-    let is_initial = map.map_or(true, |map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]));
-    is_initial && effective.is_some_and(|mask| mask & CAP_IPC_LOCK != 0)
+    map.map_or(true, |map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
 }
 
 /// The lines of a configuration file and then of those in its folder, with their files.
@@ -124,6 +133,8 @@ fn configured(root: &Root, file: &str, folder: &str) -> Vec<(String, String)> {
 struct Configured {
     /// The users or services that may lock all memory, in words, and the place where that is written.
     allowed: Option<(String, String)>,
+    /// The group whose users alone may.
+    group: Option<String>,
     /// The line that gives users less, with its file, and how much that is in bytes.
     lowered: Option<(String, String, u64)>,
 }
@@ -131,43 +142,34 @@ struct Configured {
 impl Configured {
     /// Returns the same as a cure needs it.
     fn files(&self) -> Files<'_> {
-        match (&self.allowed, &self.lowered) {
-            (Some(_), _) => Files::Allow,
-            (None, Some((line, file, _))) => Files::Lower(line, file),
-            (None, None) => Files::Silent,
+        match (&self.allowed, &self.lowered, &self.group) {
+            (Some(_), _, Some(group)) => Files::Group(group),
+            (Some(_), ..) => Files::Allow,
+            (None, Some((line, file, _)), _) => Files::Lower(line, file),
+            (None, None, _) => Files::Silent,
         }
     }
 }
 
-/// Reads the files as pam_limits(8) does: of the lines for the same users the last one counts.
-fn by_configuration(root: &Root) -> Configured {
-    // By users: the limit in KiB, `None` for none, with its line and file.
-    let mut users: Vec<(String, Option<u64>, String, String)> = Vec::new();
-    for (file, line) in configured(root, "/etc/security/limits.conf", "/etc/security/limits.d") {
-        let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        let [who, "-" | "soft", "memlock", value, ..] = words.as_slice() else { continue };
-        let limit = match *value {
-            "unlimited" | "infinity" | "-1" => None,
-            kib => match kib.parse().ok() {
-                Some(kib) => Some(kib),
-                None => continue,
-            },
-        };
-        users.retain(|(known, ..)| known != who);
-        users.push(((*who).to_owned(), limit, words.join(" "), file));
-    }
-    let of_all = users.iter().find(|(who, ..)| who == "*");
-    let lowered =
-        of_all.and_then(|(_, kib, line, file)| Some((line.clone(), file.clone(), kib.as_ref()?.checked_mul(1024)?)));
-    let lowered = lowered.filter(|(.., bytes)| *bytes < ENOUGH);
-    let seen = |file: &str| format!("memlock unlimited in {file}");
-    let users_may = of_all.filter(|(_, limit, ..)| limit.is_none());
-    let users_may = users_may.map(|(.., file)| ("users may lock all memory".to_owned(), seen(file)));
-    let groups_may = || {
-        users.iter().filter(|(_, limit, ..)| limit.is_none()).find_map(|(who, .., file)| {
-            Some((format!("users of group {} may lock all memory", who.strip_prefix('@')?), seen(file)))
-        })
-    };
+/// Reads the files as pam_limits(8) does: of the lines for the same users the last one counts. What systemd gives
+/// to services says nothing of a process in the session of a login.
+fn by_configuration(root: &Root, pid: &str) -> Configured {
+    let soft = limits_of_users(root, &["-", "soft"]);
+    // A soft limit goes no further than the hard one.
+    let hard = limits_of_users(root, &["-", "hard"]);
+    let of_all = |users: &[Limit]| users.iter().find(|limit| limit.who == "*").cloned();
+    let is_low = |limit: &Limit| limit.kib.is_some_and(|kib| kib.saturating_mul(1024) < ENOUGH);
+    let low_hard = of_all(&hard).filter(is_low);
+    let lowered = low_hard.clone().or_else(|| of_all(&soft).filter(is_low));
+    let lowered = lowered.and_then(|limit| Some((limit.line, limit.file, limit.kib?.checked_mul(1024)?)));
+    let seen = |limit: &Limit| format!("memlock unlimited in {}", limit.file);
+    let users_may = of_all(&soft).filter(|limit| limit.kib.is_none() && low_hard.is_none());
+    let users_may = users_may.map(|limit| ("users may lock all memory".to_owned(), seen(&limit)));
+    let group_of = |limit: &Limit| limit.who.strip_prefix('@').filter(|_| limit.kib.is_none()).map(str::to_owned);
+    let group = soft.iter().find_map(|limit| Some((group_of(limit)?, seen(limit)))).filter(|_| users_may.is_none());
+    let group_may = group.clone().map(|(group, seen)| (format!("users of group {group} may lock all memory"), seen));
+    let cgroup = root.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let is_login = has_component(&cgroup, SESSION);
     let services = || {
         let lines = configured(root, "/etc/systemd/system.conf", "/etc/systemd/system.conf.d").into_iter();
         let mut values = lines.filter_map(|(file, line)| {
@@ -175,10 +177,44 @@ fn by_configuration(root: &Root) -> Configured {
             Some((file, value))
         });
         // It may have a soft limit and a hard one.
-        let (file, _) = values.next_back().filter(|(_, value)| value.split(':').next() == Some("infinity"))?;
+        let last = values.next_back().filter(|(_, value)| value.split(':').next() == Some("infinity"));
+        let (file, _) = last.filter(|_| !is_login)?;
         Some(("services may lock all memory".to_owned(), format!("DefaultLimitMEMLOCK=infinity in {file}")))
     };
-    Configured { allowed: users_may.or_else(groups_may).or_else(services), lowered }
+    Configured { allowed: users_may.or(group_may).or_else(services), group: group.map(|(group, _)| group), lowered }
+}
+
+/// A limit of locked memory in a file of pam_limits.
+#[derive(Clone)]
+struct Limit {
+    /// A user, `@` and a group, or `*` for all users.
+    who: String,
+    /// In KiB; `None` for no limit.
+    kib: Option<u64>,
+    line: String,
+    file: String,
+}
+
+/// Returns the limits of these types (`-`, `soft`, `hard`).
+fn limits_of_users(root: &Root, types: &[&str]) -> Vec<Limit> {
+    let mut users: Vec<Limit> = Vec::new();
+    for (file, line) in configured(root, "/etc/security/limits.conf", "/etc/security/limits.d") {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let [who, kind, "memlock", value, ..] = words.as_slice() else { continue };
+        if !types.contains(kind) {
+            continue;
+        }
+        let kib = match *value {
+            "unlimited" | "infinity" | "-1" => None,
+            kib => match kib.parse().ok() {
+                Some(kib) => Some(kib),
+                None => continue,
+            },
+        };
+        users.retain(|limit| limit.who != *who);
+        users.push(Limit { who: (*who).to_owned(), kib, line: words.join(" "), file });
+    }
+    users
 }
 
 /// Batch systems other than Slurm, by what a folder of their control groups begins with: a job has
@@ -202,10 +238,21 @@ pub const BATCH: [(&str, &str); 7] = [
     ),
 ];
 
+/// How the control group of a login begins.
+pub const SESSION: &str = "session-";
+
 /// Returns whether a folder in the path of a control group begins with a word: flux.service does
 /// with "flux", and influxdb.service does not.
 pub fn has_component(cgroup: &str, word: &str) -> bool {
     cgroup.split(['/', '\n']).any(|folder| folder.starts_with(word))
+}
+
+/// Returns whether a control group is that of a job of Slurm, or of its daemons: /slurm/uid_1000/job_7,
+/// slurmstepd.scope, slurmd.service, slurm_NODE.
+pub fn is_of_slurm(cgroup: &str) -> bool {
+    let is_it =
+        |folder: &str| folder == "slurm" || ["slurmd", "slurmstepd", "slurm_"].iter().any(|it| folder.starts_with(it));
+    cgroup.split(['/', '\n']).any(is_it)
 }
 
 /// Judges by the limit that this process has. Files say what others get, or why this one did not get it.
@@ -213,9 +260,9 @@ fn login(machine: &Machine) -> Check {
     const ID: &str = "limits.memlock";
     const SEEN: &str = "Max locked memory in /proc/self/limits";
     let root = machine.root;
-    let configured = by_configuration(root);
+    let configured = by_configuration(root, "self");
     let cure = || memlock_cure(machine, "self", &configured.files());
-    let Configured { allowed, lowered } = &configured;
+    let Configured { allowed, lowered, .. } = &configured;
     let of = match limit(root, "self") {
         None => {
             let check = Check::skip(ID, "the limit of locked memory cannot be read");
@@ -240,7 +287,7 @@ fn login(machine: &Machine) -> Check {
             (None, Some((line, file, limit))) => Check::warn(
                 ID,
                 format!(
-                    "no limit binds root; users that log in may lock {} only by configuration: more than that of GPU memory fails with \"Cannot allocate memory\"",
+                    "no limit binds root; users that log in may lock {} only by configuration: {COUNTED}",
                     text::bytes(*limit)
                 ),
                 format!("replace '{line}' in {file} by '* - memlock unlimited': of such lines the last one counts"),
@@ -255,13 +302,16 @@ fn login(machine: &Machine) -> Check {
             .seen(SEEN),
         };
     }
-    let here = format!("programs started from here may lock {bytes} only: more than that of GPU memory fails with \"Cannot allocate memory\"");
+    let here = format!("programs started from here may lock {bytes} only: {COUNTED}");
     let check = match allowed {
         Some((who, _)) => {
             Check::warn(ID, format!("{here}; {who} by configuration, but this process did not get that"), cure())
         }
         None => {
             let why = match machine.setting.container.is_some() && is_root(root) {
+                true if has_capability(root, "self") => {
+                    "; this is root with CAP_IPC_LOCK in a user namespace of its own, where that lifts no limit"
+                }
                 true => "; this is root without CAP_IPC_LOCK",
                 false => ", unless they run as root",
             };
@@ -286,9 +336,15 @@ fn is_root(root: &Root) -> bool {
 enum Files<'a> {
     Allow,
     Silent,
+    /// Users of this group may, and others not.
+    Group(&'a str),
     /// The line that sets a limit, and its file.
     Lower(&'a str, &'a str),
 }
+
+/// What the limit means.
+const COUNTED: &str =
+    "registering more than that of host memory, or of GPU memory by peer memory, fails with \"Cannot allocate memory\"";
 
 /// Returns what raises the limit of those who start a process: a container's runtime, Slurm, systemd or
 /// the login. `pid` is `self`, or the number of another process.
@@ -304,27 +360,33 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
         _ => {}
     }
     let cgroup = root.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let own_users = !has_initial_users(root, pid);
     // Slurm may run in pods itself.
-    if cgroup.contains("kubepods") {
-        return format!("no file of a container raises it. {KUBERNETES}");
+    if cgroup.contains("kubepods") || own_users && is_here(machine, pid) && root.exists(SERVICE_ACCOUNT) {
+        return match own_users {
+            true => "no file of a container raises it, and no capability of a user namespace does. Kubernetes: hostUsers: true in the pod's specification, beside securityContext.capabilities.add: [\"IPC_LOCK\"]; or LimitMEMLOCK=infinity in the unit of the container runtime on the node (containerd.service, crio.service), then restart it and the pod".to_owned(),
+            false => format!("no file of a container raises it. {KUBERNETES}"),
+        };
     }
-    if cgroup.contains("slurm") {
+    if is_of_slurm(&cgroup) {
         return SLURM.to_owned();
     }
     if let Some((_, cure)) = BATCH.iter().find(|(word, _)| has_component(&cgroup, word)) {
         return (*cure).to_owned();
     }
-    let is_own = pid == "self";
+    let is_own = is_here(machine, pid);
+    // What a manager of containers says of itself is there where control groups have a namespace, too.
+    let manager = root.line(NSPAWN).filter(|_| is_own).unwrap_or_default();
     if is_own && root.exists(APPTAINER) {
         return format!("Apptainer passes on the limit of the shell or job that starts it, so raise it there: {SLURM}; a shell: ulimit -l unlimited, or memlock in /etc/security/limits.d of the host");
     }
-    if cgroup.contains("lxc") {
+    if cgroup.contains("/lxc") || manager.starts_with("lxc") {
         return "LXC, LXD and Incus: limits.kernel.memlock=unlimited (LXC: lxc.prlimit.memlock = unlimited) of this container, set on the host; then start it again".to_owned();
     }
     if cgroup.contains("/ecs/") {
         return "Amazon ECS: ulimits with name memlock, softLimit -1 and hardLimit -1 in the container's definition of the task, then start a new task".to_owned();
     }
-    if is_own && root.line(NSPAWN).as_deref() == Some("systemd-nspawn") {
+    if manager == "systemd-nspawn" {
         return "systemd-nspawn: LimitMEMLOCK=infinity in section [Exec] of the container's .nspawn file (or --rlimit=RLIMIT_MEMLOCK=infinity), then start it again".to_owned();
     }
     // CRI-O makes an empty file of that name (cri-o/cri-o#5463).
@@ -336,20 +398,32 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
             false => format!("{RUN}; no file of a container raises it"),
         };
     }
-    if is_own && machine.setting.container.is_some()
-        || ["docker", "libpod", "containerd"].iter().any(|word| cgroup.contains(word))
-    {
+    if is_own && machine.setting.container.is_some() || setting::container_of(&cgroup).is_some() {
+        if own_users {
+            return format!("no file of a container raises it, and no capability of a user namespace does: docker run --ulimit memlock=-1, which gets no further than the limit of the daemon: LimitMEMLOCK=infinity in its unit (without root: in a drop-in of user@.service), then restart it. {KUBERNETES}");
+        }
         return format!("no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root. {KUBERNETES}");
     }
     // What systemd's manager of a user starts has that manager's limit; PAM never sees it.
     if cgroup.contains("/user@") {
         return "LimitMEMLOCK=infinity in a drop-in of user@.service (systemctl edit user@.service), then end all sessions of that user and log in again".to_owned();
     }
-    if cgroup.contains("/system.slice/") {
-        return SERVICE.to_owned();
+    if let Some((_, rest)) = cgroup.split_once("/system.slice/") {
+        let unit = rest.split(['/', '\n']).find(|part| part.ends_with(".service"));
+        return match unit {
+            // A login that sshd gives no session was not asked about by PAM.
+            Some("ssh.service" | "sshd.service") => {
+                "UsePAM yes in sshd_config, so that pam_limits sets the limit of a login, then log in again".to_owned()
+            }
+            Some(unit) => format!("LimitMEMLOCK=infinity in {unit} (systemctl edit {unit}), then restart it"),
+            None => SERVICE.to_owned(),
+        };
     }
     match files {
         Files::Allow => format!("{SLURM}; {SERVICE}; a shell: log in again, through PAM (sshd: UsePAM yes)"),
+        Files::Group(group) => format!(
+            "usermod -aG {group} USER where the user is not of that group, and log in again, through PAM (sshd: UsePAM yes); {SERVICE}; {SLURM}"
+        ),
         Files::Silent => format!(
             "echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf and log in again; {SERVICE}; {SLURM}"
         ),
@@ -359,10 +433,17 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
     }
 }
 
+/// Returns whether a process is in the container that this one is in, or on the host that it is on.
+fn is_here(machine: &Machine, pid: &str) -> bool {
+    let root = machine.root;
+    let cgroup = |pid: &str| root.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let in_same = || !kernel::has_initial_pids(root) || cgroup(pid) == cgroup("self");
+    pid == "self" || machine.setting.container.is_some() && in_same()
+}
+
 /// Processes that have an RDMA device open and a limit that will stop them.
 fn processes(machine: &Machine) -> Vec<Check> {
     let root = machine.root;
-    let configured = by_configuration(root);
     let uses_rdma = |pid: &String| root.open_files(pid).iter().any(|file| file.contains("/dev/infiniband/uverbs"));
     root.names("/proc")
         .into_iter()
@@ -374,13 +455,22 @@ fn processes(machine: &Machine) -> Vec<Check> {
                 return None;
             }
             let comm = root.line(&format!("/proc/{pid}/comm")).unwrap_or_default();
+            let now = match &machine.setting.container {
+                Some(_) => "on the host, not in this container, as root and with the number that the process has there: prlimit --pid NUMBER --memlock=unlimited".to_owned(),
+                None => format!("prlimit --pid {pid} --memlock=unlimited"),
+            };
+            let cure = memlock_cure(machine, &pid, &by_configuration(root, &pid).files());
+            let capability = match has_capability(root, &pid) {
+                true => format!("CAP_IPC_LOCK of another user namespace (/proc/{pid}/uid_map)"),
+                false => format!("no CAP_IPC_LOCK in /proc/{pid}/status"),
+            };
             Some(
                 Check::warn(
                     "limits.process",
                     format!("process {pid} ({comm}) uses RDMA and may lock {} only: larger registrations fail with \"Cannot allocate memory\"", text::bytes(bytes)),
-                    format!("prlimit --pid {pid} --memlock=unlimited; for good: {}", memlock_cure(machine, &pid, &configured.files())),
+                    format!("{now}; for good: {cure}"),
                 )
-                .seen(format!("/proc/{pid}/limits, no CAP_IPC_LOCK in /proc/{pid}/status")),
+                .seen(format!("/proc/{pid}/limits, {capability}")),
             )
         })
         .collect()
@@ -389,6 +479,10 @@ fn processes(machine: &Machine) -> Vec<Check> {
 fn boot(machine: &Machine) -> Check {
     const ID: &str = "limits.autoload";
     let file = |file: String| file.rsplit('/').next().unwrap_or_default().to_owned();
+    let is_blacklisted = matches!(modprobe::blocked(machine.root, NAME), Some((_, modprobe::Block::Alias)));
+    if is_blacklisted && modprobe::heeds_blacklists(machine.root, NAME) {
+        return Check::skip(ID, "what loads the module at boot heeds the blacklist that [module.blocked] names");
+    }
     if let Some(found) = modprobe::loaded_at_boot(machine.root, NAME) {
         return Check::ok(ID, "the module is loaded at boot").seen(found);
     }
@@ -413,6 +507,9 @@ fn boot(machine: &Machine) -> Check {
     if machine.setting.modules_in_containers() {
         return Check::ok(ID, "the modules of this node come from containers, which load them")
             .seen("/run/nvidia, /run/mellanox");
+    }
+    if let Some(what) = machine.setting.loads_by_itself() {
+        return Check::skip(ID, format!("{what}, which cannot be seen from here"));
     }
     let is_of_image = machine.file.is_none() && machine.setting.adds_packages().is_none();
     if let Some(name) = machine.setting.fixed_system.as_ref().filter(|_| is_of_image) {
@@ -617,6 +714,19 @@ mod tests {
             ("0::/user.slice/user-1000.slice", None),
         ] {
             assert_eq!(of(cgroup), wanted, "{cgroup}");
+        }
+    }
+
+    #[test]
+    fn control_groups_of_slurm_and_others_of_like_names() {
+        for (cgroup, wanted) in [
+            ("0::/system.slice/slurmstepd.scope/job_7/step_0", true),
+            ("5:memory:/slurm/uid_1000/job_7", true),
+            ("0::/system.slice/slurmd.service", true),
+            ("5:memory:/slurm_node1/uid_1000", true),
+            ("0::/system.slice/slurm-exporter.service", false),
+        ] {
+            assert_eq!(is_of_slurm(cgroup), wanted, "{cgroup}");
         }
     }
 

@@ -10,7 +10,7 @@ use crate::machine::{Machine, NAME};
 use crate::module_file::{self, ModuleFile};
 use crate::nvidia;
 use crate::pci;
-use crate::root::Missing;
+use crate::root::{Missing, Root};
 use crate::text;
 use std::collections::BTreeSet;
 
@@ -143,8 +143,12 @@ fn holder(machine: &Machine) -> &'static str {
 /// Tasks that wait in the RDMA core below a free callback, which holds the GPU driver's lock.
 fn hung(machine: &Machine) -> Option<Check> {
     const ID: &str = "log.hung";
-    let Some((task, evidence)) = waiting_now(machine, is_the_wait).or_else(|| hung_by_log(machine, is_the_wait)) else {
-        return unbinding(machine).or_else(|| leaving(machine)).or_else(|| blocked(machine));
+    let now = waiting_now(machine);
+    let waits = |is_it: fn(&str) -> bool| waiting(&now, is_it).or_else(|| hung_by_log(machine, is_it));
+    let Some((task, evidence)) = waits(is_the_wait) else {
+        return unbinding(machine, waits(is_an_unbind))
+            .or_else(|| leaving(machine, waits(is_a_leave)))
+            .or_else(|| blocked(machine));
     };
     let module = holder(machine);
     let used = match machine.modules.get(module).and_then(|loaded| loaded.refcount).filter(|count| *count > 0) {
@@ -166,8 +170,8 @@ fn hung(machine: &Machine) -> Option<Check> {
 
 /// A GPU that is taken from nvidia.ko while somebody pins its memory: the driver waits for its last user
 /// with its lock held.
-fn unbinding(machine: &Machine) -> Option<Check> {
-    let (task, evidence) = waiting_now(machine, is_an_unbind).or_else(|| hung_by_log(machine, is_an_unbind))?;
+fn unbinding(machine: &Machine, wait: Option<(String, String)>) -> Option<Check> {
+    let (task, evidence) = wait?;
     let pins = machine.registrations.as_ref().map_or(0, Vec::len);
     let who = match pins {
         0 => "whoever has the GPU open or pins its memory (fuser -v /dev/nvidia*; peermemctl list)".to_owned(),
@@ -185,9 +189,8 @@ fn unbinding(machine: &Machine) -> Option<Check> {
 }
 
 /// An rmmod that waits for the core, which waits for whoever has registered memory.
-fn leaving(machine: &Machine) -> Option<Check> {
-    let is_it = |stack: &str| stack.contains("ib_unregister_peer_memory_client");
-    let (task, evidence) = waiting_now(machine, is_it).or_else(|| hung_by_log(machine, is_it))?;
+fn leaving(machine: &Machine, wait: Option<(String, String)>) -> Option<Check> {
+    let (task, evidence) = wait?;
     let module = holder(machine);
     Some(
         Check::warn(
@@ -208,33 +211,69 @@ fn blocked(machine: &Machine) -> Option<Check> {
         Check::warn(
             "log.hung",
             format!("{task} waits in the GPU driver, and nothing that was read tells for whom"),
-            machine.setting.on_host("as root, grep -l nvidia /proc/*/stack names the tasks that wait there; if nvidia-smi hangs, too, reboot"),
+            machine.setting.on_host("as root, grep -l nvidia /proc/*/task/*/stack names the tasks that wait there; if nvidia-smi hangs, too, reboot"),
         )
         .seen(evidence),
     )
 }
 
-/// Returns a task whose stack shows a wait, as far as root may see that.
-fn waiting_now(machine: &Machine, is_it: fn(&str) -> bool) -> Option<(String, String)> {
-    let pids = machine.root.names("/proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
-    for pid in pids {
-        // Most tasks do not wait, which their state tells sooner than their stack.
-        let status = machine.root.text(&format!("/proc/{pid}/status")).unwrap_or_default();
-        if !status.lines().any(|line| line.starts_with("State:") && line.contains("D (")) {
-            continue;
-        }
-        let stack = machine.root.text(&format!("/proc/{pid}/stack")).unwrap_or_default();
-        if is_it(&stack) {
-            let comm = machine.root.line(&format!("/proc/{pid}/comm")).unwrap_or_default();
-            return Some((format!("process {pid} ({comm})"), format!("/proc/{pid}/stack")));
-        }
+/// A task that cannot be woken now.
+struct Waiting {
+    task: String,
+    stack: String,
+    /// Where that was read.
+    file: String,
+}
+
+/// Returns all tasks of /proc, each number with its folder: a process has one task for each of its threads.
+fn tasks(root: &Root) -> impl Iterator<Item = (String, String)> + '_ {
+    let numbers = move |folder: &str| {
+        let names = root.names(folder).into_iter();
+        names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    numbers("/proc").flat_map(move |pid| {
+        let folder = format!("/proc/{pid}");
+        let threads = numbers(&format!("{folder}/task")).filter(|thread| *thread != pid);
+        let threads: Vec<_> = threads.map(|thread| (thread.clone(), format!("{folder}/task/{thread}"))).collect();
+        std::iter::once((pid, folder)).chain(threads)
+    })
+}
+
+/// Returns whether a task cannot be woken: state D. `None` where that cannot be read.
+fn cannot_be_woken(machine: &Machine, dir: &str) -> Option<bool> {
+    let status = machine.root.text(&format!("{dir}/status")).ok()?;
+    let state = status.lines().find_map(|line| line.strip_prefix("State:"))?;
+    Some(state.contains("D ("))
+}
+
+/// Returns the tasks that cannot be woken with their stacks, which root may read. Most tasks do not wait so,
+/// which their state tells sooner than their stack.
+fn waiting_now(machine: &Machine) -> Vec<Waiting> {
+    if machine.root.text("/proc/self/stack") == Err(Missing::Denied) {
+        return Vec::new();
     }
-    None
+    let of = |(tid, dir): (String, String)| {
+        let file = format!("{dir}/stack");
+        let stack = machine.root.text(&file).ok()?;
+        let comm = machine.root.line(&format!("{dir}/comm")).unwrap_or_default();
+        let what = if dir.contains("/task/") { "thread" } else { "process" };
+        Some(Waiting { task: format!("{what} {tid} ({comm})"), stack, file })
+    };
+    tasks(machine.root).filter(|(_, dir)| cannot_be_woken(machine, dir) == Some(true)).filter_map(of).collect()
+}
+
+/// Returns the first of them with such a stack, and where that was read.
+fn waiting(now: &[Waiting], is_it: fn(&str) -> bool) -> Option<(String, String)> {
+    now.iter().find(|task| is_it(&task.stack)).map(|task| (task.task.clone(), task.file.clone()))
 }
 
 /// Returns whether a stack is that of a task that takes a GPU away from nvidia.ko.
 fn is_an_unbind(stack: &str) -> bool {
     ["nv_pci_remove", "nvidia_remove"].iter().any(|name| stack.contains(name))
+}
+
+fn is_a_leave(stack: &str) -> bool {
+    stack.contains("ib_unregister_peer_memory_client")
 }
 
 fn is_the_wait(stack: &str) -> bool {
@@ -252,21 +291,45 @@ fn names(stack: &str, module: &str) -> bool {
 /// Returns a task that the kernel reported as blocked with such a stack, and that may wait still.
 fn hung_by_log(machine: &Machine, is_it: fn(&str) -> bool) -> Option<(String, String)> {
     let log = machine.log.as_ref().ok()?;
-    let starts: Vec<(usize, &str)> =
-        log.iter().enumerate().filter_map(|(n, line)| Some((n, blocked_task(line)?))).collect();
-    for (n, (start, task)) in starts.iter().enumerate().rev() {
-        let end = starts.get(n + 1).map_or(log.len(), |(next, _)| *next).min(start + 60);
-        let stack = log.get(*start..end)?.join("\n");
-        let head = log.get(*start)?;
-        let (comm, pid) = task.rsplit_once(':').unwrap_or((task, ""));
-        // A task that has ended waits no more; where processes cannot be seen, the log stands.
-        let seen = machine.root.exists(&format!("/proc/{pid}"))
-            || !machine.root.exists("/proc/1/comm") && !machine.root.is_live();
-        if is_it(&stack) && (seen || !crate::kernel::has_initial_pids(machine.root)) {
-            return Some((format!("task {comm} ({pid})"), format!("kernel log: {head}")));
+    let lines: Vec<(u64, &str)> = machine.log_times.iter().copied().zip(log.iter().map(String::as_str)).collect();
+    for (n, (_, head)) in lines.iter().enumerate().rev() {
+        let Some(task) = blocked_task(head) else { continue };
+        let (comm, tid) = task.rsplit_once(':').unwrap_or((task, ""));
+        if is_it(&stack_of_report(lines.get(n..)?)) && may_wait(machine, comm, tid, is_it) {
+            return Some((format!("task {comm} ({tid})"), format!("kernel log: {head}")));
         }
     }
     None
+}
+
+/// The kernel writes a report within this time, in microseconds.
+const AT_ONCE: u64 = 2_000_000;
+
+/// Returns the stack that follows the head of a report: its lines have an offset in a function
+/// (`f+0x61/0xc0`), and the first one without it ends the stack.
+fn stack_of_report(lines: &[(u64, &str)]) -> String {
+    let Some(((start, _), rest)) = lines.split_first() else { return String::new() };
+    let is_of_stack = |line: &&str| line.contains("+0x");
+    let own = rest.iter().take_while(|(time, line)| {
+        time.saturating_sub(*start) <= AT_ONCE && blocked_task(line).is_none() && !line.starts_with(WARNING)
+    });
+    let stack = own.map(|(_, line)| *line).skip_while(|line| !is_of_stack(line)).take_while(is_of_stack);
+    stack.collect::<Vec<_>>().join("\n")
+}
+
+/// Returns whether a task that the log names may wait still: it is there under that name, and nothing tells
+/// that it can be woken or is elsewhere. Where tasks cannot be seen, the log stands.
+fn may_wait(machine: &Machine, comm: &str, tid: &str, is_it: fn(&str) -> bool) -> bool {
+    let root = machine.root;
+    let sees_tasks = root.exists("/proc/1/comm") || root.is_live();
+    if !sees_tasks || !crate::kernel::has_initial_pids(root) {
+        return true;
+    }
+    let Some((_, dir)) = tasks(root).find(|(known, _)| known == tid) else { return false };
+    // A kworker adds its queue: kworker/0:1+events.
+    let is_same = root.line(&format!("{dir}/comm")).is_none_or(|name| name.starts_with(comm));
+    let is_elsewhere = root.text(&format!("{dir}/stack")).is_ok_and(|stack| !stack.is_empty() && !is_it(&stack));
+    is_same && cannot_be_woken(machine, &dir) != Some(false) && !is_elsewhere
 }
 
 /// A fault of the kernel, or a processor that does not come out of it, in a module that GPU memory goes
@@ -298,8 +361,6 @@ struct Fault<'a> {
 
 /// Returns the last fault in a module that GPU memory goes through, of lines with their times.
 fn last_fault<'a>(lines: impl Iterator<Item = (u64, &'a str)>) -> Option<Fault<'a>> {
-    /// The kernel writes where a fault was within this time, in microseconds.
-    const AT_ONCE: u64 = 2_000_000;
     const MODULES: [&str; 13] = [
         "nvidia_peermem",
         "nv_peer_mem",
@@ -530,7 +591,11 @@ fn nic_health(machine: &Machine) -> Vec<Check> {
         let driver = of.driver.trim_end();
         let name = nic.unwrap_or("a NIC");
         let at = nic.map_or(String::new(), |nic| format!(" pci/{nic}"));
-        let reset = if driver == "mlx5_core" { "reset the NIC (mlxfwreset)" } else { "reset the NIC" };
+        let reset = match (driver, &machine.setting.virtual_machine) {
+            ("mlx5_core", None) => "reset the NIC (mlxfwreset)",
+            (_, None) => "reset the NIC",
+            _ => "have the host of this virtual machine reset the NIC",
+        };
         Check::warn(
             of.id,
             format!("{driver} reported that {name} is not healthy"),
@@ -695,7 +760,6 @@ pub fn reset_gpu(machine: &Machine, which: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::root::Root;
 
     #[test]
     fn xids_as_drivers_write_them() {

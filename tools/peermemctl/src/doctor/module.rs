@@ -7,6 +7,7 @@ use crate::kernel;
 use crate::machine::{Machine, NAME, OLD_MODULE, REGISTER, SYS};
 use crate::modprobe::{self, Block};
 use crate::module_file::{self, Maker, ModuleFile};
+use crate::root::Root;
 
 /// Whether a module serves now, whatever becomes of it with the next load.
 fn works(machine: &Machine) -> bool {
@@ -53,6 +54,10 @@ fn file(machine: &Machine) -> Vec<Check> {
             None if machine.old_module_serves() => {
                 Check::skip(ID, format!("no nvidia-peermem.ko is installed for kernel {release}; {OLD_MODULE} is loaded"))
             }
+            // Its file is where it was loaded from: in a container, or in the image of the system.
+            None if works(machine) && machine.setting.is_fixed() => {
+                Check::ok(ID, "nvidia_peermem is loaded, and its file is not among those of this node, whose modules come from elsewhere")
+            }
             None => Check::fail_unless(
                 works(machine),
                 ID,
@@ -60,7 +65,7 @@ fn file(machine: &Machine) -> Vec<Check> {
                     true => format!("no nvidia-peermem.ko is loaded, and none is installed on this node for kernel {release}, whose driver or RDMA core comes from containers"),
                     false => format!("no nvidia-peermem.ko is installed for kernel {release}"),
                 },
-                machine.setting.install_it(),
+                machine.install_it(),
             )
             .seen(format!("no nvidia-peermem in {list}")),
         }];
@@ -73,8 +78,21 @@ fn file(machine: &Machine) -> Vec<Check> {
     let ours = others.iter().find(|other| other.maker() == Maker::Ours);
     let version = file.field("version").unwrap_or("without version");
     let what = format!("modprobe would load {} ({}, {version})", file.path, whose(file.maker()));
+    let of_container = machine.setting.driver_container;
     let verdict = match (file.maker(), ours) {
         (Maker::Ours, _) => Check::ok(ID, what),
+        (maker, _) if of_container && works(machine) => {
+            let file = format!("{} ({}, {version})", file.path, whose(maker));
+            Check::ok(ID, format!("nvidia_peermem is loaded; {file} is not needed beside the container of the driver"))
+        }
+        _ if of_container => {
+            let driver = machine.driver.as_ref().and_then(|driver| driver.version.as_deref());
+            let message = format!(
+                "{what}, which does not fit the nvidia.ko {}that a container brought",
+                driver.map_or(String::new(), |version| format!("{version} "))
+            );
+            Check::fail(ID, message, machine.install_it())
+        }
         (_, Some(ours)) => Check::fail_unless(
             works(machine),
             ID,
@@ -92,8 +110,10 @@ fn file(machine: &Machine) -> Vec<Check> {
         check.seen(format!("also there: {} ({})", other.path, whose(other.maker())))
     });
     let mut checks = vec![verdict];
-    checks.extend(vermagic(machine, release, file));
-    checks.extend(stub(machine, file));
+    if !of_container {
+        checks.extend(vermagic(machine, release, file));
+        checks.extend(stub(machine, file));
+    }
     checks
 }
 
@@ -156,9 +176,14 @@ pub(super) fn signatures_demanded(machine: &Machine) -> Option<Demand> {
         let seen = "/sys/module/module/parameters/sig_enforce is Y".to_owned();
         return Some(Demand { seen, modprobe: "Key was rejected by service" });
     }
-    let lockdown = root.line("/sys/kernel/security/lockdown").unwrap_or_default();
-    let mode = ["[integrity]", "[confidentiality]"].into_iter().find(|mode| lockdown.contains(mode))?;
+    let mode = lockdown(root)?;
     Some(Demand { seen: format!("/sys/kernel/security/lockdown: {mode}"), modprobe: "Operation not permitted" })
+}
+
+/// Returns the mode of the kernel's lockdown, if it is locked down.
+pub(super) fn lockdown(root: &Root) -> Option<&'static str> {
+    let modes = root.line("/sys/kernel/security/lockdown").unwrap_or_default();
+    ["[integrity]", "[confidentiality]"].into_iter().find(|mode| modes.contains(mode))
 }
 
 /// The kernel's word on a module whose signature it does not accept, which names no module: where
@@ -401,7 +426,9 @@ fn lacks(line: &str) -> Option<&str> {
 fn stale(machine: &Machine) -> Option<Check> {
     let (loaded, file) = (machine.loaded.as_ref()?, machine.file.as_ref()?);
     let (running, installed) = (loaded.srcversion.as_deref()?, file.field("srcversion")?);
-    (running != installed && !(loaded.maker == Maker::Nvidia && file.maker() == Maker::Ours)).then(|| {
+    let of_container = machine.setting.driver_container;
+    let is_other_maker = loaded.maker == Maker::Nvidia && file.maker() == Maker::Ours;
+    (running != installed && !is_other_maker && !of_container).then(|| {
         Check::warn(
             "module.stale",
             format!(
@@ -514,11 +541,36 @@ fn effective_block(machine: &Machine) -> Option<(modprobe::Line, Block)> {
     (block != Block::Always || !has_softdep).then_some((line, block))
 }
 
+/// Returns the line that keeps another module that is not loaded from being loaded, at boot or at all, and what
+/// to do then: `load` loads it.
+pub(super) fn kept_out(machine: &Machine, module: &str, load: &str) -> Option<(modprobe::Line, String)> {
+    if machine.setting.container.is_some() || machine.setting.driver_container {
+        return None;
+    }
+    let (line, block) = modprobe::blocked(machine.root, module)?;
+    let fix = match block {
+        // It reboots.
+        Block::Kernel => line.take_out(),
+        _ => format!("{}, then {load}", line.take_out()),
+    };
+    Some((line, fix))
+}
+
 /// A configuration that keeps modprobe from loading the module.
 fn blocked(machine: &Machine) -> Option<Check> {
     const ID: &str = "module.blocked";
     let (line, block) = effective_block(machine)?;
     let fix = line.take_out();
+    let seen = format!("{}: {}", line.file, line.text);
+    if block == Block::Alias && machine.setting.driver_container {
+        let message = "nvidia-peermem is blacklisted here; the container of the driver loads it by its name, which heeds no blacklist";
+        return Some(Check::ok(ID, message).seen(seen));
+    }
+    if let Some(by) = modprobe::loaded_by_name(machine.root, NAME).filter(|_| block == Block::Alias) {
+        let message =
+            format!("nvidia-peermem is blacklisted, and {} loads it by its name, which heeds no blacklist", by.file);
+        return Some(Check::ok(ID, message).seen(seen).seen(format!("{}: {}", by.file, by.text)));
+    }
     let check = match (block, machine.loaded.is_some()) {
         (Block::Kernel, loaded) => Check::fail_unless(
             loaded,
@@ -534,5 +586,5 @@ fn blocked(machine: &Machine) -> Option<Check> {
             Check::fail_unless(loaded, ID, "modprobe is told to load nothing for nvidia-peermem", fix)
         }
     };
-    Some(check.seen(format!("{}: {}", line.file, line.text)))
+    Some(check.seen(seen))
 }

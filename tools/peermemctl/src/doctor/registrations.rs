@@ -247,7 +247,7 @@ fn fix(machine: &Machine, reason: &str) -> String {
         "no_memory" => "free memory of the host",
         "too_many_entries" => "register smaller pieces",
         "core_order" => "update the RDMA core, and report its version to this project",
-        _ => return format!("update the module to fit the GPU driver: {}", machine.setting.install_it()),
+        _ => return format!("update the module to fit the GPU driver: {}", machine.install_it()),
     };
     fixed.to_owned()
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 11: each way in which GPU memory reaches a NIC, and the verdict over all of them.
 
+use super::hardware;
 use crate::check::{Check, Level, Section};
 use crate::consumer::{self, Consumer, Does};
 use crate::environment::Environment;
@@ -281,7 +282,8 @@ fn unsure_of(machine: &Machine, environment: &Environment, asked: &[String]) -> 
 fn is_hidden(machine: &Machine, checks: &[&Check]) -> bool {
     let skipped = |id: &str| checks.iter().any(|check| check.id == id && check.level == Level::Skip);
     // What a program does without peer memory it may do with the NICs that are hidden, too.
-    let closes = |id: &str| !machine.dma_buf() || !way::of_peer_memory(id) && !id.starts_with("consumers.");
+    let is_needless = machine.dma_buf() || hardware::with_own_way(machine).is_some();
+    let closes = |id: &str| !is_needless || !way::of_peer_memory(id) && !id.starts_with("consumers.");
     let failed = checks.iter().any(|check| check.level == Level::Fail && closes(check.id));
     !failed && (machine.devices.is_empty() || skipped("fabric.rdma") || skipped("gpus.present"))
 }
@@ -337,12 +339,14 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
     let only_a_device = machine.rdma.is_empty() && machine.dma_buf();
     let by_dma_buf = works(Way::DmaBuf) || only_a_device;
     let by_nic = works(Way::PeerMemory) && machine.rdma.iter().all(|nic| setting::takes_by_itself(machine, nic));
+    let own_way = machine.rdma.is_empty() && hardware::with_own_way(machine).is_some()
+        || !machine.rdma.is_empty() && machine.rdma.iter().all(|nic| way::takes_or_pins(machine, nic));
     // Then nothing tells that peer memory is missed.
     let is_unknown = |verdict: &WayVerdict| verdict.way == Way::DmaBuf && verdict.usable.is_none();
     let perhaps = !by_nic && verdicts.iter().any(is_unknown);
     let gpus = machine.gpus();
     let only_own = gpus.is_empty() && machine.setting.tegra;
-    let no_gpu_can = !gpus.is_empty() && gpus.iter().all(|gpu| machine.gpu_class(gpu).refusal().is_some());
+    let no_gpu_can = !gpus.is_empty() && gpus.iter().all(|gpu| machine.refusal(gpu).is_some());
     let is_of_family = |nic| setting::family_without_gpudirect(machine, nic).is_some();
     let no_nic_can = !machine.rdma.is_empty() && machine.rdma.iter().all(is_of_family);
     let in_vain = only_own || no_gpu_can || no_nic_can;
@@ -351,15 +355,16 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
             way::of_peer_memory(check.id) || ["limits.autoload", "consumers.operator"].contains(&check.id);
         let not_needed = match check.id {
             // Programs reach such a NIC by a library of its own.
-            _ if by_nic && !in_vain && check.id.starts_with("consumers.") => true,
+            _ if (by_nic || own_way) && !in_vain && check.id.starts_with("consumers.") => true,
             "consumers.sharp" | "consumers.mooncake" if !in_vain => no_peers && (by_dma_buf || perhaps),
             _ if in_vain => of_peer_memory || check.id.starts_with("consumers.") || check.id == "limits.memlock",
-            _ => no_peers && (by_dma_buf || by_nic || perhaps) && of_peer_memory,
+            _ => no_peers && (by_dma_buf || by_nic || own_way || perhaps) && of_peer_memory,
         };
         if not_needed {
             check.level = Level::Skip;
             let why = match (in_vain, only_a_device) {
                 (true, _) => "no NIC gets memory of these GPUs",
+                _ if own_way && !by_nic => "the NIC's own driver may take GPU memory",
                 (false, true) => "dma-buf works with an RDMA device",
                 _ if by_nic => "the NIC's own driver takes GPU memory",
                 _ if perhaps => "peer memory cannot work here, and whether dma-buf does is not known",

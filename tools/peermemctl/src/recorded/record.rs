@@ -12,7 +12,7 @@ use crate::log_words;
 use crate::machine::{NAME, PEERS, REGISTER};
 use crate::modprobe::{MODPROBE, MODULES_LOAD};
 use crate::module_file::{self, ModuleFile};
-use crate::nvidia::SMI;
+use crate::nvidia::{PROTECTED, SMI};
 use crate::root::{recorded_name, Root, FORBIDDEN, TOOLS};
 use std::collections::BTreeSet;
 use std::fs;
@@ -47,7 +47,7 @@ fn of_smi(text: &str) -> String {
     for line in text.split_inclusive('\n') {
         let depth = line.len() - line.trim_start().len();
         if depth < 8 {
-            in_block = ["BAR1 Memory Usage", "MIG Mode", "GPU Virtualization Mode"].contains(&line.trim());
+            in_block = ["BAR1 Memory Usage", "MIG Mode", "GPU Virtualization Mode", PROTECTED].contains(&line.trim());
         }
         if in_block || line.starts_with("GPU ") || line.trim().starts_with("Product Name ") {
             kept += line;

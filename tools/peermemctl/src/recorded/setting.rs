@@ -3,12 +3,14 @@
 
 use super::record::Recorder;
 use crate::doctor::hardware::WSL;
-use crate::doctor::limits::{has_component, BATCH};
+use crate::doctor::limits::{has_component, is_of_slurm, BATCH, SESSION};
 use crate::environment::Environment;
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
+use crate::nvidia;
 use crate::setting::{
-    Setting, APPTAINER, CGROUPS, DRIVER_READY, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE,
+    container_of, Setting, APPTAINER, CONFIDENTIAL_NODES, DRIVER_READY, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN,
+    RPM_OSTREE, SERVICE_ACCOUNT, TDX_FLAG, XEN,
 };
 use crate::topology_file;
 
@@ -20,6 +22,7 @@ impl Recorder<'_> {
             "/proc/self/status",
             "/proc/self/uid_map",
             "/sys/hypervisor/type",
+            XEN,
             "/sys/class/dmi/id/sys_vendor",
             "/sys/class/dmi/id/product_name",
             "/sys/module/ib_core/parameters/netns_mode",
@@ -36,16 +39,22 @@ impl Recorder<'_> {
         let words = |line: &str| ["vendor_id", "CPU implementer"].iter().any(|start| line.starts_with(start));
         let mut kept: Vec<&str> = cpu.lines().find(|line| words(line)).into_iter().collect();
         let flags = cpu.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
-        kept.extend(flags.split_ascii_whitespace().any(|flag| flag == "hypervisor").then_some("flags : hypervisor"));
+        let has = |wanted: &str| flags.split_ascii_whitespace().any(|flag| flag == wanted);
+        let flags = match (has("hypervisor"), has(TDX_FLAG)) {
+            (true, true) => Some("flags : hypervisor tdx_guest"),
+            (true, false) => Some("flags : hypervisor"),
+            _ => None,
+        };
+        kept.extend(flags);
         if !kept.is_empty() {
             self.text("/proc/cpuinfo", &(kept.join("\n") + "\n"));
         }
         let cgroup = self.root.text("/proc/self/cgroup").unwrap_or_default();
         // What is more particular comes first: Flux's jobs are in /system.slice, too.
-        let has = |word: &&&str| cgroup.contains(**word);
-        let batch = || BATCH.iter().map(|(word, _)| word).find(|word| has_component(&cgroup, word));
-        let kind = Some(&"slurm").filter(has).or_else(batch);
-        let kind = kind.or_else(|| CGROUPS.iter().chain(&["/user@", "/system.slice/"]).find(has));
+        let batch = || BATCH.iter().map(|(word, _)| *word).find(|word| has_component(&cgroup, word));
+        let kind = Some("slurm").filter(|_| is_of_slurm(&cgroup)).or_else(batch).or_else(|| container_of(&cgroup));
+        let kind =
+            kind.or_else(|| ["/user@", "/system.slice/", SESSION].into_iter().find(|word| cgroup.contains(word)));
         if let Some(kind) = kind {
             self.text("/proc/self/cgroup", &format!("0::/{}/\n", kind.trim_matches('/')));
         }
@@ -53,12 +62,14 @@ impl Recorder<'_> {
             "/.dockerenv",
             APPTAINER,
             "/run/nvidia/validations/host-driver-ready",
-            "/var/run/secrets/kubernetes.io/serviceaccount",
+            SERVICE_ACCOUNT,
             "/run/nvidia/validations/.driver-ctr-ready",
             "/proc/device-tree/hypervisor/compatible",
             "/etc/nv_tegra_release",
             "/sys/module/nvgpu",
             WSL,
+            CONFIDENTIAL_NODES[0],
+            CONFIDENTIAL_NODES[1],
             OSTREE_BOOTED,
             RPM_OSTREE,
         ] {
@@ -97,7 +108,14 @@ impl Recorder<'_> {
             self.text("/proc/device-tree/compatible", "nvidia,tegra\n");
         }
         for gpu in self.root.names("/proc/driver/nvidia/gpus") {
-            self.lines(&format!("/proc/driver/nvidia/gpus/{gpu}/information"), |line| line.starts_with("Model:"));
+            self.lines(&format!("/proc/driver/nvidia/gpus/{gpu}/information"), |line| {
+                line.starts_with("Model:") || line.starts_with("Device Minor:")
+            });
+            if let Some(folder) = nvidia::mig_folder(self.root, &gpu) {
+                for name in self.root.names(&folder) {
+                    self.existence(&format!("{folder}/{name}"));
+                }
+            }
         }
     }
 
@@ -206,7 +224,8 @@ impl Recorder<'_> {
     /// Records the lines of a script that load the module.
     fn script(&mut self, path: &str) {
         if self.root.script(path).is_some() {
-            self.lines(path, |line| line.starts_with("#!") || is_of_module(line));
+            // A loop names the module in one line and loads it in another.
+            self.lines(path, |line| line.starts_with("#!") || is_of_module(line) || line.contains("modprobe $"));
         }
     }
 }
