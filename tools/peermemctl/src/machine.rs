@@ -138,6 +138,11 @@ impl<'a> Machine<'a> {
         self.loaded.is_none() && self.modules.get(OLD_MODULE).is_some_and(|module| module.state == "Live")
     }
 
+    /// Returns whether this machine has NVSwitches, whose class is that of a bridge of no known kind.
+    pub fn has_nvswitch(&self) -> bool {
+        self.devices.iter().any(|device| device.vendor == nvidia::NVIDIA && device.kind() == 0x0680)
+    }
+
     /// Whether a GPU has a coherent link to its processor.
     pub fn has_c2c(&self, gpu: &Device) -> bool {
         gpu.way.iter().filter_map(|part| self.pci(part)).any(Device::is_grace_port)

@@ -180,7 +180,8 @@ fn is_gone(root: &Root, dir: &str) -> bool {
     let class = root.line(&format!("{dir}/class")).unwrap_or_default();
     let is_asked = ["0x02", "0x03"].iter().any(|kind| class.starts_with(kind));
     let config = is_asked.then(|| root.bytes(&format!("{dir}/config")).ok()).flatten().unwrap_or_default();
-    config.get(..4).is_some_and(|head| head.iter().all(|byte| *byte == 0xff))
+    // A virtual function has ones in its first four bytes (PCI Express Base Specification, SR-IOV).
+    config.len() >= 64 && config.iter().take(64).all(|byte| *byte == 0xff)
 }
 
 /// Reads the link of the device in a folder, which no slot makes faster than the `port` above can be.

@@ -292,6 +292,10 @@ pub const CGROUPS: [&str; 10] = [
 pub const NSPAWN: &str = "/run/systemd/container";
 pub const PODMAN: &str = "/run/.containerenv";
 
+/// The namespace of this program's control groups, and the folder that is there where systemd runs.
+pub const CGROUP_NAMESPACE: &str = "/proc/self/ns/cgroup";
+pub const SYSTEMD: &str = "/run/systemd/system";
+
 /// Returns whether the GPU Operator says that the driver is the host's.
 fn is_host_driver(root: &Root) -> bool {
     let ready = root.text(DRIVER_READY).unwrap_or_default();
@@ -397,7 +401,18 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
         Some(format!("{} in /proc/self/cgroup", word.trim_matches('/')))
     });
     let by_namespace = namespaces.first().filter(|name| *name == "pid");
-    (seen.or_else(|| by_namespace.map(|_| "its /proc is not of the initial pid namespace".to_owned())), namespaces)
+    let seen = seen.or_else(|| by_namespace.map(|_| "its /proc is not of the initial pid namespace".to_owned()));
+    // PROC_CGROUP_INIT_INO: the same in every kernel. Where the host's processes are seen, too, only this tells of
+    // a container; a service of systemd may have such a namespace, and sees that systemd runs.
+    let control_groups = root.link_name(CGROUP_NAMESPACE).filter(|name| name != "cgroup:[4026531835]");
+    if control_groups.is_some() {
+        namespaces.push("cgroup".to_owned());
+    }
+    let by_groups = control_groups.filter(|_| !root.exists(SYSTEMD));
+    (
+        seen.or_else(|| by_groups.map(|name| format!("its control groups are of a namespace of their own ({name})"))),
+        namespaces,
+    )
 }
 
 fn is_tegra(root: &Root) -> bool {

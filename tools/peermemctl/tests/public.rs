@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 189] = [
+const CASES: [Case; 197] = [
     case("public-netns-tg3-beside", (0, 0), &["bnxt_re"], &["tg3"]),
     case("public-netns-tg3", (3, 2), &["run this in the pod", "bnxt_en/unbind"], &["tg3"]),
     case("public-netns-vfio", (2, 1), &["given to a virtual machine (vfio-pci)"], &["vfio-pci/unbind"]),
@@ -815,6 +815,45 @@ const CASES: [Case; 189] = [
     case("public-program-fault", (0, 0), &["USABLE"], &["the kernel faulted", "fix:"]),
     case("public-stall-then-warning", (0, 0), &["USABLE"], &["did not come out", "fix:"]),
     case("public-stall-elsewhere", (0, 0), &["USABLE"], &["did not come out", "fix:"]),
+    case(
+        "public-taken-away",
+        (2, 1),
+        &["GPU 0000:19:00.0 was taken away from nvidia.ko while somebody used it", "fuser -v /dev/nvidia*"],
+        &["rmmod"],
+    ),
+    case(
+        "public-blocked-in-mlx5",
+        (1, 0),
+        &["task modprobe (812) waits in the RDMA core or the driver of a NIC", "fuser -v /dev/infiniband/uverbs*"],
+        &["rmmod", "every CUDA call hangs"],
+    ),
+    case(
+        "public-smmu-nameless",
+        (1, 0),
+        &["the SMMU blocked an access, and this kernel does not say of which device"],
+        &[],
+    ),
+    case("public-iommu-fault-amd-old", (1, 0), &["the IOMMU blocked an access of mlx5_0"], &[]),
+    case("public-virtual-function", (0, 0), &["peer memory: yes"], &["has fallen off the bus"]),
+    // Of NICs and what they share.
+    case(
+        "public-ionic",
+        (0, 0),
+        &["mlx5_0 needs no nvidia-peermem: ionic_rdma takes GPU memory by dma-buf only"],
+        &["doca-ofed", "make install", "fix:"],
+    ),
+    case(
+        "public-efas",
+        (0, 0),
+        &["mlx5_0 is an EFA: it needs no nvidia-peermem", "so it is with mlx5_1"],
+        &["mlx5_1 is an EFA"],
+    ),
+    case(
+        "public-private-cgroup",
+        (1, 0),
+        &["its control groups are of a namespace of their own", "no file of a container raises it"],
+        &["> /etc/security/limits.d", "log in again"],
+    ),
 ];
 
 #[test]

@@ -69,10 +69,23 @@ fn no_api(machine: &Machine, release: &str) -> Check {
     let by_dma_buf: Vec<&RdmaDevice> = machine.rdma.iter().filter(|nic| has_dma_buf(machine, nic)).collect();
     // Then nothing is missing.
     if !by_dma_buf.is_empty() {
-        let vendors: Vec<String> = by_dma_buf.iter().filter_map(|nic| no_need(nic)).collect();
-        let words = match vendors.is_empty() {
+        // Each kind of NIC is explained once.
+        let of_kind = |nic: &RdmaDevice| no_need(nic).map(|_| nic.module.clone());
+        let mut kinds: Vec<(Option<String>, String, Vec<&str>)> = Vec::new();
+        for (nic, kind) in by_dma_buf.iter().filter_map(|nic| Some((nic, of_kind(nic)?))) {
+            match kinds.iter_mut().find(|(other, ..)| *other == kind) {
+                Some((.., others)) => others.push(&nic.name),
+                None => kinds.push((kind, no_need(nic).unwrap_or_default(), Vec::new())),
+            }
+        }
+        let explained = kinds.into_iter().map(|(_, words, others)| match others.is_empty() {
+            true => words,
+            false => format!("{words}; so it is with {}", others.join(", ")),
+        });
+        let explained: Vec<String> = explained.collect();
+        let words = match explained.is_empty() {
             true => "which programs use that register by dma-buf (NCCL, UCX, NVSHMEM and libfabric by default); a plain ibv_reg_mr() of GPU memory fails".to_owned(),
-            false => vendors.join("; "),
+            false => explained.join("; "),
         };
         return Check::ok(EXPORTED, format!("{none}: {words}")).seen(seen);
     }

@@ -51,7 +51,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
         Check::warn(
             "driver.version",
             format!("{what}; {}: {} ({})", rule.range(), rule.what, rule.source),
-            "install driver 580, or boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k)",
+            "install driver 580, or boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k; SUSE: kernel-default in the place of kernel-64kb)",
         )
         .seen(format!("pages of 64 KiB, by {seen}"))
     } else {

@@ -153,12 +153,13 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
         .about(Kind::Gpu, &gpu.address, "have fallen off the bus: they answer nothing")
         .seen(format!("only ones in /sys/bus/pci/devices/{}/config", gpu.address));
     }
-    let (check, many) = match (machine.gpu_class(gpu).refusal(), gpu.driver.as_deref()) {
+    let silent = not_started(machine, gpu);
+    let (check, many) = match (machine.gpu_class(gpu).refusal(), gpu.driver.as_deref(), silent) {
         // Other GPUs may do.
-        (Some((why, cure)), _) => {
+        (Some((why, cure)), ..) => {
             (Check::fail_unless(!in_vain, ID, format!("{name} {why}"), cure), format!("({model}): each {why}"))
         }
-        (_, Some("nvidia")) if not_started(machine, gpu).is_some() => {
+        (_, Some("nvidia"), Some(seen)) => {
             let check = Check::warn(
                 ID,
                 format!("{name} could not be initialised by nvidia.ko: no CUDA program sees it"),
@@ -167,13 +168,12 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
                     log::reset_gpu(machine, "that GPU")
                 )),
             );
-            let seen = not_started(machine, gpu).unwrap_or_default();
             (check.seen(seen), "could not be initialised by nvidia.ko".to_owned())
         }
-        (_, Some("nvidia")) => {
+        (_, Some("nvidia"), None) => {
             (Check::ok(ID, format!("{name} belongs to nvidia.ko")), format!("({model}) belong to nvidia.ko"))
         }
-        (_, Some(other)) => (
+        (_, Some(other), _) => (
             Check::fail_unless(
                 machine.gpus().iter().any(|gpu| gpu.driver.as_deref() == Some("nvidia")),
                 ID,
@@ -182,7 +182,7 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             ),
             format!("belong to the driver {other}"),
         ),
-        (_, None) => {
+        (_, None, _) => {
             let (why, cure) = no_driver(machine, gpu);
             let others = machine.gpus().iter().any(|gpu| gpu.driver.as_deref() == Some("nvidia"));
             (Check::fail_unless(others, ID, format!("{name} has no driver{why}"), cure), "have no driver".to_owned())
@@ -415,13 +415,12 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
         _ => format!("{} over {at}", device.name),
     };
     let seen = format!("/sys/class/infiniband/{}/ports", device.name);
-    let (check, many) = match device.is_active() {
-        true => (Check::ok(ID, format!("{name}: {what}")), "have an active port"),
-        false if spare(machine, device).is_some() => {
-            let why = spare(machine, device).unwrap_or_default();
+    let (check, many) = match (device.is_active(), spare(machine, device)) {
+        (true, _) => (Check::ok(ID, format!("{name}: {what}")), "have an active port"),
+        (false, Some(why)) => {
             (Check::skip(ID, format!("{name}: no port is active, and {why}: {what}")), "have no active port, and are not needed")
         }
-        false => (
+        (false, None) => (
             Check::warn(
                 ID,
                 format!("{name}: no port is active: {what}"),

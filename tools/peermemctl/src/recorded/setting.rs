@@ -8,7 +8,8 @@ use crate::environment::Environment;
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
 use crate::setting::{
-    Setting, APPTAINER, CGROUPS, DRIVER_READY, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE,
+    Setting, APPTAINER, CGROUPS, CGROUP_NAMESPACE, DRIVER_READY, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE,
+    SYSTEMD,
 };
 use crate::topology_file;
 
@@ -31,6 +32,7 @@ impl Recorder<'_> {
                 self.link(&format!("/proc/{pid}/ns/{name}"));
             }
         }
+        self.link(CGROUP_NAMESPACE);
         // The processor's maker, and whether a hypervisor says that it is there.
         let cpu = self.root.text("/proc/cpuinfo").unwrap_or_default();
         let words = |line: &str| ["vendor_id", "CPU implementer"].iter().any(|start| line.starts_with(start));
@@ -61,6 +63,7 @@ impl Recorder<'_> {
             WSL,
             OSTREE_BOOTED,
             RPM_OSTREE,
+            SYSTEMD,
         ] {
             self.existence(path);
         }
