@@ -16,7 +16,7 @@ const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entr
 }
 
 /// All checks, in the order of doctor's sections.
-pub const CHECKS: [Entry; 75] = [
+pub const CHECKS: [Entry; 76] = [
     entry(
         "setting.machine",
         "The kind of machine: architecture, virtual machine, container, where the kernel's modules come from.",
@@ -70,7 +70,7 @@ pub const CHECKS: [Entry; 75] = [
     entry(
         "api.version",
         "The loader's last words, if it refused the module for a symbol of another version.",
-        "A module is built against one RDMA core and one GPU driver. No CRC is compared before a load failed.",
+        "A module is built against one RDMA core and one GPU driver. module.versions compares files before a load is tried.",
     ),
     entry(
         "api.driver",
@@ -86,6 +86,11 @@ pub const CHECKS: [Entry; 75] = [
         "module.vermagic",
         "The kernel that the file is built for.",
         "The loader takes a module of the very same kernel only.",
+    ),
+    entry(
+        "module.versions",
+        "Whether the file was built against the symbol versions of the installed ib_core, ib_uverbs and nvidia.ko, where the kernel has such versions.",
+        "The loader refuses a module of other versions with \"Invalid argument\". Versions of the kernel itself, and of a packed nvidia.ko, are not compared; those of a loaded module that is not the installed one are not known.",
     ),
     entry(
         "module.stub",

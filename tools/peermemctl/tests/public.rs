@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 197] = [
+const CASES: [Case; 200] = [
     case("public-netns-tg3-beside", (0, 0), &["bnxt_re"], &["tg3"]),
     case("public-netns-tg3", (3, 2), &["run this in the pod", "bnxt_en/unbind"], &["tg3"]),
     case("public-netns-vfio", (2, 1), &["given to a virtual machine (vfio-pci)"], &["vfio-pci/unbind"]),
@@ -835,6 +835,23 @@ const CASES: [Case; 197] = [
     ),
     case("public-iommu-fault-amd-old", (1, 0), &["the IOMMU blocked an access of mlx5_0"], &[]),
     case("public-virtual-function", (0, 0), &["peer memory: yes"], &["has fallen off the bus"]),
+    // Of symbol versions.
+    case(
+        "public-other-versions",
+        (2, 1),
+        &[
+            "built against another ib_core than the installed one (1 symbol of other versions)",
+            "Begin with: rebuild it against what is installed now",
+        ],
+        &["Begin with: modprobe"],
+    ),
+    case(
+        "public-updated-on-disk",
+        (1, 0),
+        &["built against another nvidia than the installed one", "the nvidia that is loaded is another build"],
+        &["NOT USABLE"],
+    ),
+    case("public-same-versions", (0, 0), &["was built against the installed ib_core, nvidia"], &["fix:"]),
     // Of NICs and what they share.
     case(
         "public-ionic",

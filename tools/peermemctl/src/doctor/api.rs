@@ -189,8 +189,7 @@ fn loaded_core(machine: &Machine) -> bool {
 }
 
 /// What the loader says, after it has refused the module, when that was built against another core
-/// than the one that is loaded. Before that nothing is said: the versions in a module file are
-/// compared with nobody's.
+/// than the one that is loaded. Before that, `module.versions` compares what files say.
 fn version_mismatch(machine: &Machine) -> Option<Check> {
     if machine.loaded.is_some() {
         return None;
@@ -204,7 +203,7 @@ fn version_mismatch(machine: &Machine) -> Option<Check> {
         Check::fail(
             "api.version",
             "nvidia-peermem was built against another RDMA core or GPU driver than the loaded one",
-            "rebuild it against what is installed now: make clean; make; make install",
+            module::REBUILD,
         )
         .seen(format!("kernel log: {line}")),
     )

@@ -16,6 +16,7 @@ const ORDER: [&[&str]; 6] = [
         "module.blocked",
         "module.file",
         "module.vermagic",
+        "module.versions",
         "module.signature",
         "module.stub",
         "api.version",

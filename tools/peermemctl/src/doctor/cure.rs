@@ -43,7 +43,7 @@ const HERE: [&str; 21] = [
     "consumers.mooncake",
     "ways.pairs",
 ];
-const MODULES: [&str; 24] = [
+const MODULES: [&str; 25] = [
     "driver.loaded",
     "driver.version",
     "driver.licence",
@@ -53,6 +53,7 @@ const MODULES: [&str; 24] = [
     "api.driver",
     "module.file",
     "module.vermagic",
+    "module.versions",
     "module.stub",
     "module.blocked",
     "module.signature",

@@ -11,7 +11,7 @@ use crate::kernel;
 use crate::log_words;
 use crate::machine::{NAME, PEERS, REGISTER};
 use crate::modprobe::{MODPROBE, MODULES_LOAD};
-use crate::module_file::{self, ModuleFile};
+use crate::module_file::{self, ModuleFile, PROVIDERS};
 use crate::nvidia::SMI;
 use crate::root::{recorded_name, Root, FORBIDDEN, TOOLS};
 use std::collections::BTreeSet;
@@ -317,14 +317,19 @@ impl Recorder<'_> {
         self.lines(&format!("{}/modules.symbols", kernel::modules_dir(&release)), |line| {
             kernel::exported_symbol(line) == Some(REGISTER)
         });
-        let mut files = module_file::all(self.root, &release, NAME);
-        for driver in
-            ["nvidia", "rdma_rxe", "mlx5_ib", "mlx4_ib", "bnxt_re", "irdma", "efa", "erdma", "mana_ib", "ionic_rdma"]
-        {
-            files.extend(module_file::chosen(self.root, &release, driver));
+        let mut paths = module_file::all(self.root, &release, NAME);
+        let drivers =
+            ["nvidia", "rdma_rxe", "mlx5_ib", "mlx4_ib", "bnxt_re", "irdma", "efa", "erdma", "mana_ib", "ionic_rdma"];
+        for module in drivers.iter().chain(PROVIDERS.iter().filter(|name| !drivers.contains(*name))) {
+            paths.extend(module_file::chosen(self.root, &release, module));
         }
-        for path in files {
-            let Ok(file) = ModuleFile::read(self.root, &path) else { continue };
+        let files: Vec<ModuleFile> = paths.iter().filter_map(|path| ModuleFile::read(self.root, path).ok()).collect();
+        let of_us = |path: &str| path.rsplit('/').next().is_some_and(|name| name.replace('-', "_").starts_with(NAME));
+        let wanted: BTreeSet<String> =
+            files.iter().filter(|file| of_us(&file.path)).flat_map(|file| file.versions.keys().cloned()).collect();
+        let exported: BTreeSet<String> = files.iter().flat_map(|file| file.exports.keys().cloned()).collect();
+        for file in files {
+            let path = &file.path;
             self.say(&format!("M {path}"));
             for key in ["description", "license", "version", "srcversion", "softdep", "vermagic"] {
                 if let Some(value) = file.field(key) {
@@ -339,6 +344,13 @@ impl Recorder<'_> {
             }
             if let Some(name) = file.needs.iter().find(|name| name.starts_with("_R") && name.contains("6kernel")) {
                 self.say(&format!("|needs {name}"));
+            }
+            let is_of_us = of_us(&file.path);
+            for (name, version) in file.versions.iter().filter(|(name, _)| is_of_us && exported.contains(*name)) {
+                self.say(&format!("|wants {name} {version:08x}"));
+            }
+            for (name, version) in file.exports.iter().filter(|(name, _)| wanted.contains(*name)) {
+                self.say(&format!("|exports {name} {version:08x}"));
             }
             if let Some(signature) = file.signature {
                 self.say(&format!("|signer {}", signature.signer.unwrap_or_default()));
