@@ -16,7 +16,7 @@ const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entr
 }
 
 /// All checks, in the order of doctor's sections.
-pub const CHECKS: [Entry; 76] = [
+pub const CHECKS: [Entry; 77] = [
     entry(
         "setting.machine",
         "The kind of machine: architecture, virtual machine, container, where the kernel's modules come from.",
@@ -211,6 +211,11 @@ pub const CHECKS: [Entry; 76] = [
         "gpus.coherent",
         "Whether a GPU hangs at a Grace processor by NVLink-C2C.",
         "Its memory is the CPU's, too. The GPU driver maps it for NICs, for persistent pins only. Data Direct of ConnectX-8 goes beside the CPU, by dma-buf.",
+    ),
+    entry(
+        "gpus.fabric",
+        "Whether each GPU with NVSwitches is registered with the fabric of NVLink, by nvidia-smi.",
+        "Until the fabric manager has done that, CUDA fails with error 802, \"system not yet initialized\", whatever way a program takes. GPUs before Hopper do not tell: there the fabric manager's process is looked for.",
     ),
     entry(
         "gpus.nodes",

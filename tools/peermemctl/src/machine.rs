@@ -123,6 +123,11 @@ impl<'a> Machine<'a> {
         self.smi = nvidia::told(self.root);
     }
 
+    /// Returns what nvidia-smi tells of a GPU.
+    pub fn told(&self, gpu: &Device) -> Option<&Told> {
+        self.smi.as_ref().ok()?.get(&gpu.address)
+    }
+
     /// GPUs.
     pub fn gpus(&self) -> Vec<&Device> {
         nvidia::gpus(&self.devices)
@@ -136,6 +141,14 @@ impl<'a> Machine<'a> {
     /// Returns whether Mellanox's old module answers for GPU memory in the place of nvidia_peermem.
     pub fn old_module_serves(&self) -> bool {
         self.loaded.is_none() && self.modules.get(OLD_MODULE).is_some_and(|module| module.state == "Live")
+    }
+
+    /// Returns the state in which a GPU waits to be registered with the fabric of NVLink. Until it is, CUDA
+    /// starts in no program (cudaErrorSystemNotReady).
+    pub fn waits_for_fabric(&self, gpu: &Device) -> Option<&str> {
+        let state = self.told(gpu)?.fabric.state.as_str();
+        let is_in_use = self.registrations.iter().flatten().any(|row| row.gpu.as_deref() == Some(&gpu.address));
+        (["Not Started", "In Progress"].contains(&state) && !is_in_use).then_some(state)
     }
 
     /// Returns whether this machine has NVSwitches, whose class is that of a bridge of no known kind.

@@ -109,6 +109,16 @@ pub struct Told {
     pub mig: Option<String>,
     /// `None`, `Pass-Through`, `VGPU`, `Host VGPU` or `Host VSGA`.
     pub virtualization: Option<String>,
+    pub fabric: Fabric,
+}
+
+/// How far the registration of a GPU with the fabric of NVLink is.
+#[derive(Clone, Default)]
+pub struct Fabric {
+    /// `Not Started`, `In Progress`, `Completed`, or `N/A` without NVSwitches; GPUs before Hopper have none.
+    pub state: String,
+    /// How it ended: `Success` or an error.
+    pub status: String,
 }
 
 /// BAR1 in use, in bytes.
@@ -142,11 +152,19 @@ pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
             }
             (_, "Product Name") => of.name = Some(value.trim().to_owned()),
             ("MIG Mode", "Current") => of.mig = Some(value.trim().to_owned()),
+            ("Fabric", "State") => of.fabric.state = value.trim().to_owned(),
+            ("Fabric", "Status") => of.fabric.status = value.trim().to_owned(),
             ("GPU Virtualization Mode", "Virtualization Mode") => of.virtualization = Some(value.trim().to_owned()),
             _ => {}
         }
     }
     Ok(gpus)
+}
+
+/// Returns whether a GPU tells of its registration with the fabric of NVLink, as those from Hopper on do.
+pub fn tells_of_fabric(gpu: &Device) -> bool {
+    const HOPPER: u16 = 0x2300;
+    gpu.vendor == NVIDIA && gpu.device >= HOPPER
 }
 
 /// nvidia-smi writes domains with eight digits and upper case.

@@ -194,6 +194,9 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     if gpu.driver.is_none() && machine.driver.is_some() {
         return Judged::No(format!("GPU {} has no driver", gpu.address));
     }
+    if let Some(state) = machine.waits_for_fabric(gpu) {
+        return Judged::No(not_in_fabric(gpu, state));
+    }
     let nic_at = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software);
     if nic_at.is_some_and(|nic| nic.is_gone) {
         return Judged::No(format!("{} has fallen off the bus", nic.name));
@@ -217,6 +220,14 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
         Some(why) => Judged::Unknown(why),
         None => judged,
     }
+}
+
+/// Says in words that a GPU waits to be registered with the fabric of NVLink.
+pub fn not_in_fabric(gpu: &Device, state: &str) -> String {
+    format!(
+        "GPU {} is not registered with its NVLink fabric ({state}), and until it is CUDA fails with error 802, \"system not yet initialized\"",
+        gpu.address
+    )
 }
 
 /// Returns why nothing tells whether memory of a GPU may be pinned, unless some is or was.

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 200] = [
+const CASES: [Case; 207] = [
     case("public-netns-tg3-beside", (0, 0), &["bnxt_re"], &["tg3"]),
     case("public-netns-tg3", (3, 2), &["run this in the pod", "bnxt_en/unbind"], &["tg3"]),
     case("public-netns-vfio", (2, 1), &["given to a virtual machine (vfio-pci)"], &["vfio-pci/unbind"]),
@@ -835,6 +835,38 @@ const CASES: [Case; 200] = [
     ),
     case("public-iommu-fault-amd-old", (1, 0), &["the IOMMU blocked an access of mlx5_0"], &[]),
     case("public-virtual-function", (0, 0), &["peer memory: yes"], &["has fallen off the bus"]),
+    case("public-bar1-full-by-smi", (2, 1), &["so every registration fails"], &[]),
+    case("public-rminit-over", (0, 0), &["belongs to nvidia.ko"], &["could not be initialised"]),
+    // Of the fabric of NVLink.
+    case(
+        "public-fabric-in-progress",
+        (2, 1),
+        &[
+            "GPU 0000:19:00.0 is not registered with its NVLink fabric (In Progress), and until it is CUDA fails with error 802",
+            "systemctl enable --now nvidia-fabricmanager",
+            "peer memory: no, because GPU 0000:19:00.0 is not registered",
+        ],
+        &["by default: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-fabric-vm",
+        (2, 1),
+        &["have the fabric manager of its host activate the partition of these GPUs"],
+        &["systemctl", "by default: yes"],
+    ),
+    case(
+        "public-fabric-failed",
+        (1, 0),
+        &["could not be registered with its NVLink fabric (Failure): other GPUs reach it over PCIe only", "dma-buf: yes"],
+        &["error 802"],
+    ),
+    case("public-fabric-completed", (0, 0), &["is registered with its NVLink fabric"], &["error 802", "fix:"]),
+    case(
+        "public-no-fabric-manager",
+        (1, 0),
+        &["this machine has NVSwitches, and nv-fabricmanager does not run"],
+        &["log.xid"],
+    ),
     // Of symbol versions.
     case(
         "public-other-versions",

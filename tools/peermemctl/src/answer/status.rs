@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `status`: is it usable? As doctor judges, and without the programs that doctor asks.
+//! `status`: is it usable? As doctor judges.
 
 use crate::check::{Check, Level};
 use crate::doctor::{Report, WayVerdict};

@@ -216,6 +216,9 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     if let Some((_, cure)) = machine.gpu_class(gpu).refusal() {
         return Some(cure.to_owned());
     }
+    if machine.waits_for_fabric(gpu).is_some() {
+        return Some("what [gpus.fabric] says".to_owned());
+    }
     if setting::family_without_gpudirect(machine, pairing.nic).is_some() {
         return Some(BY_RDMA.to_owned());
     }

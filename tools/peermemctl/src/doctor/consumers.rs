@@ -54,8 +54,11 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
                     .about(Kind::Gpu, gpu, format!("{name}: no for {{}}, because {because}{set}"))
                     .seen(refusal.seen)
             }
-            // gpus.present has said so.
-            Does::Copies(refusal) if machine.gpu_class(nearest.gpu).refusal().is_some() => {
+            // gpus.present or gpus.fabric has said so.
+            Does::Copies(refusal)
+                if machine.gpu_class(nearest.gpu).refusal().is_some()
+                    || machine.waits_for_fabric(nearest.gpu).is_some() =>
+            {
                 Check::skip(consumer.id, format!("{name}: no, because {}", refusal.because))
                     .about(Kind::Gpu, gpu, format!("{name}: no for {{}}, because {}", refusal.because))
                     .seen(refusal.seen)

@@ -70,7 +70,7 @@ const MODULES: [&str; 25] = [
     "limits.dkms",
     "consumers.operator",
 ];
-const HOST: [&str; 24] = [
+const HOST: [&str; 25] = [
     "fabric.port",
     "module.shut",
     "module.taint",
@@ -82,6 +82,7 @@ const HOST: [&str; 24] = [
     "registrations.orphan",
     "refusals.recent",
     "gpus.answers",
+    "gpus.fabric",
     "gpus.override",
     "gpus.dma_buf",
     "fabric.iommu",

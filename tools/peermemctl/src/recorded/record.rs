@@ -39,17 +39,19 @@ fn is_looked_at(line: &str) -> bool {
         .any(|name| file.starts_with(name))
 }
 
-/// Of what nvidia-smi tells, the blocks that are looked at: the rest has serial numbers and
-/// processes.
+/// Of what nvidia-smi tells, the blocks that are looked at: the rest has serial numbers, processes and the
+/// id of a cluster.
 fn of_smi(text: &str) -> String {
     let mut kept = String::new();
-    let mut in_block = false;
+    let (mut in_block, mut in_fabric) = (false, false);
     for line in text.split_inclusive('\n') {
         let depth = line.len() - line.trim_start().len();
         if depth < 8 {
             in_block = ["BAR1 Memory Usage", "MIG Mode", "GPU Virtualization Mode"].contains(&line.trim());
+            in_fabric = line.trim() == "Fabric";
         }
-        if in_block || line.starts_with("GPU ") || line.trim().starts_with("Product Name ") {
+        let of_fabric = in_fabric && ["Fabric", "State ", "Status "].iter().any(|word| line.trim().starts_with(word));
+        if in_block || of_fabric || line.starts_with("GPU ") || line.trim().starts_with("Product Name ") {
             kept += line;
         }
     }
