@@ -375,7 +375,7 @@ pub const CHECKS: [Entry; 77] = [
     entry(
         "consumers.ucx",
         "Whether UCX registers GPU memory with each GPU and the nearest NIC that it may use.",
-        "It looks for files of the module or of its client, or dma-buf. It registers at any distance, and believes that 220 MB/s pass between NUMA nodes. UCX_IB_GPU_DIRECT_RDMA, UCX_CUDA_COPY_DMABUF, UCX_TLS and UCX_NET_DEVICES count.",
+        "It looks for files of the module or of its client, or dma-buf. It registers at any distance, and believes that 220 MB/s pass between NUMA nodes. UCX_IB_GPU_DIRECT_RDMA, UCX_CUDA_COPY_DMABUF, UCX_TLS and UCX_NET_DEVICES count, in the environment or in a ucx.conf.",
     ),
     entry(
         "consumers.nvshmem",

@@ -229,6 +229,10 @@ fn iommu(root: &Root, dir: &str) -> Iommu {
     }
 }
 
+/// Vendor and device of a ConnectX's function for Data Direct, and how sysfs has them.
+const DMA_DIRECT: (u16, u16) = (0x15b3, 0x2100);
+pub const DMA_DIRECT_FILES: (&str, &str) = ("0x15b3", "0x2100");
+
 impl Device {
     /// Class and subclass.
     pub fn kind(&self) -> u32 {
@@ -244,7 +248,7 @@ impl Device {
     /// Whether it is the function by which a ConnectX reaches a GPU beside the CPU (DMA Direct), by
     /// its id in the same file.
     pub fn is_dma_direct(&self) -> bool {
-        (self.vendor, self.device) == (0x15b3, 0x2100)
+        (self.vendor, self.device) == DMA_DIRECT
     }
 
     /// Returns whether the list of PCI ids has its name.

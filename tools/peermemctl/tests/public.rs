@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 207] = [
+const CASES: [Case; 211] = [
     case("public-netns-tg3-beside", (0, 0), &["bnxt_re"], &["tg3"]),
     case("public-netns-tg3", (3, 2), &["run this in the pod", "bnxt_en/unbind"], &["tg3"]),
     case("public-netns-vfio", (2, 1), &["given to a virtual machine (vfio-pci)"], &["vfio-pci/unbind"]),
@@ -837,6 +837,22 @@ const CASES: [Case; 207] = [
     case("public-virtual-function", (0, 0), &["peer memory: yes"], &["has fallen off the bus"]),
     case("public-bar1-full-by-smi", (2, 1), &["so every registration fails"], &[]),
     case("public-rminit-over", (0, 0), &["belongs to nvidia.ko"], &["could not be initialised"]),
+    // Of UCX's own files.
+    case(
+        "public-ucx-conf",
+        (1, 0),
+        &[
+            "because UCX_TLS=tcp,cuda_copy of /etc/ucx/ucx.conf leaves no transport of InfiniBand",
+            "fix: take UCX_TLS out of /etc/ucx/ucx.conf",
+        ],
+        &["UCX: GPUDirect for this shell: yes", "unset UCX_TLS"],
+    ),
+    case(
+        "public-ucx-conf-section",
+        (0, 0),
+        &["UCX: GPUDirect for this shell: unknown, /etc/ucx/ucx.conf sets UCX_IB_GPU_DIRECT_RDMA in a section"],
+        &["UCX: GPUDirect for this shell: yes", "fix:"],
+    ),
     // Of the fabric of NVLink.
     case(
         "public-fabric-in-progress",
@@ -896,6 +912,18 @@ const CASES: [Case; 207] = [
         (0, 0),
         &["mlx5_0 is an EFA: it needs no nvidia-peermem", "so it is with mlx5_1"],
         &["mlx5_1 is an EFA"],
+    ),
+    case(
+        "public-data-direct-groups",
+        (1, 0),
+        &["Data Direct: no, because GPU 0008:01:00.0 is in IOMMU group 10 and no function for Data Direct with it"],
+        &["Data Direct: yes"],
+    ),
+    case(
+        "public-data-direct-rails-down",
+        (1, 0),
+        &["the function 0008:02:00.0 for Data Direct is beside GPU 0008:01:00.0", "set UCX_IB_DIRECT_NIC=n"],
+        &[],
     ),
     case(
         "public-private-cgroup",
@@ -1173,6 +1201,54 @@ fn ucx_takes_devices_by_name_and_port() {
     ] {
         let (_, said) = of_command("one-pair", "consumers.ucx", &["env", &format!("UCX_NET_DEVICES={list}"), "./t"]);
         assert!(said.contains(wanted), "{list}: {said}");
+    }
+}
+
+/// Variables that take a NIC or the GPUs away, or may.
+#[test]
+fn variables_that_close_a_way_are_heeded() {
+    for (id, line, wanted) in [
+        ("consumers.libfabric", "env FI_VERBS_DEVICE_NAME=mlx5_1 ./t", ": no, GPU"),
+        ("consumers.libfabric", "env FI_VERBS_DEVICE_NAME=MLX5 ./t", ": yes"),
+        ("consumers.libfabric", "env FI_VERBS_IFACE=ib0 ./t", ": unknown"),
+        ("consumers.gin", "env NCCL_GIN_ENABLE=0 ./t", ": no, GPU"),
+        ("consumers.gin", "env NCCL_GIN_ENABLE=1 ./t", ": yes"),
+        ("consumers.nccl", "env NCCL_NET_GDR_READ=0 ./t", "reads from host memory (NCCL_NET_GDR_READ=0)"),
+        ("consumers.nccl", "env CUDA_VISIBLE_DEVICES= ./t", "leaves it no GPU"),
+        ("consumers.nccl", "env CUDA_VISIBLE_DEVICES=-1 ./t", "leaves it no GPU"),
+        ("consumers.ucx", "env CUDA_VISIBLE_DEVICES=7,0 ./t", "leaves it no GPU"),
+        ("consumers.ucx", "env CUDA_VISIBLE_DEVICES=0,7 ./t", ": yes"),
+        ("consumers.ucx", "env CUDA_VISIBLE_DEVICES=GPU-0f1e ./t", ": yes"),
+        ("consumers.ucx", "env OMPI_MCA_pml=ob1 ./t", ": unknown"),
+        ("consumers.ucx", "mpirun --mca pml ob1 --mca btl tcp,self ./t", ": unknown"),
+        ("consumers.ucx", "mpirun --mca pml ucx ./t", ": yes"),
+        ("consumers.ucx", "env UCX_MODULES=^ib ./t", ": unknown"),
+        ("consumers.nccl", "env BASH_ENV=/x bash -c ./t", ": unknown"),
+    ] {
+        let (_, said) = of_command("one-pair", id, &line.split(' ').collect::<Vec<_>>());
+        assert!(said.contains(wanted), "{line}: {said}");
+    }
+}
+
+/// A variable of the environment wins over UCX's files, and some versions of UCX need one with certain NICs.
+#[test]
+fn ucx_takes_variables_from_files_and_then_from_the_environment() {
+    let said = |tree: &str, line: &str| of_command(tree, "consumers.ucx", &line.split(' ').collect::<Vec<_>>()).1;
+    for (tree, line, wanted) in [
+        ("public-ucx-conf", "./t", ": no, GPU"),
+        ("public-ucx-conf", "env UCX_TLS=all ./t", ": yes"),
+        ("public-ucx-conf-section", "./t", ": unknown"),
+        ("public-ucx-conf-section", "env UCX_IB_GPU_DIRECT_RDMA=yes ./t", ": yes"),
+        ("public-irdma", "./t", "connections hang: set UCX_UD_VERBS_ETH_DGID_CHECK=n"),
+        ("public-data-direct-rails-down", "./t", ": unknown, the function 0008:02:00.0 for Data Direct"),
+        ("public-data-direct-rails-down", "env UCX_IB_DIRECT_NIC=n ./t", ": yes, GPU 0008:01:00.0 with mlx5_0"),
+    ] {
+        let said = said(tree, line);
+        assert!(said.contains(wanted), "{tree} {line}: {said}");
+    }
+    for (tree, line) in [("one-pair", "./t"), ("public-irdma", "env UCX_UD_VERBS_ETH_DGID_CHECK=n ./t")] {
+        let said = said(tree, line);
+        assert!(said.contains(": yes") && !said.contains("DGID_CHECK=n"), "{tree} {line}: {said}");
     }
 }
 

@@ -37,7 +37,8 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
         let (nic, distance) = (&nearest.nic.name, nearest.distance.text());
         let check = match does(nearest) {
             Does::Direct(way, seen) => {
-                let told = (consumer.told_by)(nearest, environment).map_or(String::new(), |told| format!("; {told}"));
+                let told = (consumer.told_by)(machine, nearest, environment);
+                let told = told.map_or(String::new(), |told| format!("; {told}"));
                 let by = way.text();
                 Check::ok(consumer.id, format!("{name}: yes, GPU {gpu} with {nic} ({distance}), by {by}{told}"))
                     .about(Kind::Gpu, gpu, format!("{name}: yes, {{}}, nearest NIC ({distance}), by {by}{told}"))
@@ -88,10 +89,11 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
         note(&mut checks, &nvshmem::by_version(machine, environment, &nics));
     }
     if consumer.id == "consumers.nccl" {
-        note(&mut checks, &nccl::by_version(machine));
+        note(&mut checks, &nccl::notes(machine, environment));
     }
     if consumer.id == "consumers.ucx" {
-        note(&mut checks, &ucx::by_version(machine));
+        let active: Vec<&RdmaDevice> = machine.rdma.iter().filter(|nic| nic.is_active()).collect();
+        note(&mut checks, &ucx::by_version(machine, environment, &active));
     }
     checks
 }

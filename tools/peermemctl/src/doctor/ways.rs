@@ -270,7 +270,7 @@ fn unsure_of(machine: &Machine, environment: &Environment, asked: &[String]) -> 
         let pairings = consumer::pairings(machine);
         consumers.iter().find_map(|consumer| {
             // One pair that is understood is enough.
-            let of = |pairing| (consumer.unsure_of)(pairing, environment);
+            let of = |pairing| (consumer.unsure_of)(machine, pairing, environment);
             pairings.iter().all(|pairing| of(pairing).is_some()).then(|| of(pairings.first()?)).flatten()
         })
     })

@@ -13,7 +13,9 @@ use crate::machine::{NAME, PEERS, REGISTER};
 use crate::modprobe::{MODPROBE, MODULES_LOAD};
 use crate::module_file::{self, ModuleFile, PROVIDERS};
 use crate::nvidia::SMI;
+use crate::pci;
 use crate::root::{recorded_name, Root, FORBIDDEN, TOOLS};
+use crate::ucx_conf;
 use std::collections::BTreeSet;
 use std::fs;
 
@@ -191,6 +193,7 @@ impl Recorder<'_> {
             "/proc/driver/nvidia/version",
             "/proc/driver/nvidia/params",
             "/etc/nccl.conf",
+            ucx_conf::SYSTEM,
         ] {
             self.file(path);
         }
@@ -227,7 +230,9 @@ impl Recorder<'_> {
             let dir = format!("{DEVICES}/{address}");
             let class = self.root.line(&format!("{dir}/class")).unwrap_or_default();
             let is_bridge = class.starts_with("0x06");
-            let is_ours = self.root.link_name(&format!("{dir}/driver")).as_deref() == Some("nvidia");
+            let id = |name: &str| self.root.line(&format!("{dir}/{name}")).unwrap_or_default();
+            let is_direct = (id("vendor").as_str(), id("device").as_str()) == pci::DMA_DIRECT_FILES;
+            let is_ours = is_direct || self.root.link_name(&format!("{dir}/driver")).as_deref() == Some("nvidia");
             if !(is_bridge || is_ours || class.starts_with("0x02") || class.starts_with("0x03")) {
                 continue;
             }
