@@ -65,6 +65,12 @@ pub fn model(root: &Root, address: &str) -> Option<String> {
     Some(line.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
+/// Returns the number of the node in /dev of the GPU at `address`.
+pub fn minor(root: &Root, address: &str) -> Option<u32> {
+    let text = root.text_once(&format!("/proc/driver/nvidia/gpus/{address}/information")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?.trim().parse().ok()
+}
+
 /// `/proc/driver/nvidia/params`.
 pub fn params(root: &Root) -> BTreeMap<String, String> {
     let text = root.text("/proc/driver/nvidia/params").unwrap_or_default();

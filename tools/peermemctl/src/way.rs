@@ -191,8 +191,29 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     if gpu.is_gone {
         return Judged::No(format!("GPU {} has fallen off the bus", gpu.address));
     }
-    if gpu.driver.is_none() && machine.driver.is_some() {
+    if gpu.driver.is_none() && machine.driver.is_some() && !machine.drivers_are_hidden() {
         return Judged::No(format!("GPU {} has no driver", gpu.address));
+    }
+    if machine.was_given_nic(nic) == Some(false) {
+        return Judged::No(format!("this container was not given {} (no node of it in /dev/infiniband)", nic.name));
+    }
+    match machine.was_given_gpu(gpu) {
+        Some(false) => {
+            return Judged::No(format!("this container was not given GPU {} (no node of it in /dev)", gpu.address))
+        }
+        None => {
+            return Judged::Unknown(format!(
+                "this container was given some of the GPUs, and nothing tells whether GPU {} is one",
+                gpu.address
+            ))
+        }
+        Some(true) => {}
+    }
+    if machine.drivers_are_hidden() {
+        return Judged::Unknown(format!(
+            "which driver has GPU {} cannot be read: sysfs shows none of any device",
+            gpu.address
+        ));
     }
     if let Some(state) = machine.waits_for_fabric(gpu) {
         return Judged::No(not_in_fabric(gpu, state));

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 211] = [
+const CASES: [Case; 216] = [
     case("public-netns-tg3-beside", (0, 0), &["bnxt_re"], &["tg3"]),
     case("public-netns-tg3", (3, 2), &["run this in the pod", "bnxt_en/unbind"], &["tg3"]),
     case("public-netns-vfio", (2, 1), &["given to a virtual machine (vfio-pci)"], &["vfio-pci/unbind"]),
@@ -837,6 +837,32 @@ const CASES: [Case; 211] = [
     case("public-virtual-function", (0, 0), &["peer memory: yes"], &["has fallen off the bus"]),
     case("public-bar1-full-by-smi", (2, 1), &["so every registration fails"], &[]),
     case("public-rminit-over", (0, 0), &["belongs to nvidia.ko"], &["could not be initialised"]),
+    // Of what a container or a sandbox is not shown.
+    case(
+        "public-container-other-nic",
+        (2, 1),
+        &["this container was not given mlx5_0, and no other NIC here takes GPU memory", "--device=/dev/infiniband"],
+        &["peer memory: yes", "GPUDirect by default: yes"],
+    ),
+    case(
+        "public-container-without-gpu-node",
+        (2, 1),
+        &["this container has none of the GPUs that the kernel shows"],
+        &["peer memory: yes", "GPUDirect by default: yes", "reboot"],
+    ),
+    case(
+        "public-kallsyms-masked",
+        (0, 0),
+        &["/proc/kallsyms cannot be read", "peer memory: yes"],
+        &["nobody can pin GPU memory", "has no peer-memory API", "fix:"],
+    ),
+    case(
+        "public-no-driver-links",
+        (3, 2),
+        &["which driver it belongs to cannot be read"],
+        &["has no driver", "peer memory: yes", "fix:"],
+    ),
+    case("public-no-ports", (0, 0), &["mlx5_0: its ports cannot be read"], &["plug in the cable", "no port is active"]),
     // Of UCX's own files.
     case(
         "public-ucx-conf",
@@ -1227,6 +1253,28 @@ fn variables_that_close_a_way_are_heeded() {
     ] {
         let (_, said) = of_command("one-pair", id, &line.split(' ').collect::<Vec<_>>());
         assert!(said.contains(wanted), "{line}: {said}");
+    }
+}
+
+/// A "no" for the programs that are asked about has their own reason.
+#[test]
+fn a_program_that_is_asked_about_is_told_why_not() {
+    for (tree, programs, because) in [
+        ("public-efa", "verbs", "no: a plain ibv_reg_mr() takes peer memory alone"),
+        ("public-mana", "verbs", "no: a plain ibv_reg_mr() takes peer memory alone"),
+        ("public-irdma", "deepep", "takes devices of mlx5 only"),
+        ("slots", "nccl", "no: nccl: they are "),
+        (
+            "public-roce-name",
+            "libfabric",
+            "no: libfabric: its verbs provider takes GPU memory only of devices with mlx",
+        ),
+    ] {
+        let check = text(&peermemctl(tree, &["check", "--for", programs]));
+        let doctor = unwrapped(&text(&peermemctl(tree, &["doctor", "--for", programs])));
+        assert!(check.contains(because), "{tree} {programs}: {check}");
+        let because = because.trim_start_matches("no: ");
+        assert!(doctor.contains("Not usable, because: ") && doctor.contains(because), "{tree} {programs}: {doctor}");
     }
 }
 

@@ -98,8 +98,9 @@ pub struct Verdict {
 /// devices are left out: with them the CPU moves every byte.
 pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
     let mut pairings = Vec::new();
-    for gpu in machine.gpus() {
-        let nics = machine.rdma.iter().filter(|device| !device.software && device.is_active());
+    for gpu in machine.gpus().into_iter().filter(|gpu| machine.was_given_gpu(gpu) != Some(false)) {
+        let is_here = |device: &&RdmaDevice| !device.software && machine.was_given_nic(device) != Some(false);
+        let nics = machine.rdma.iter().filter(is_here).filter(|device| device.is_active());
         let nics = nics.filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?)));
         let pairs: Vec<_> = nics.map(|(device, nic)| (device, nic, gpu.way_to(nic).distance)).collect();
         let nearest = pairs.iter().map(|(.., distance)| *distance).min();

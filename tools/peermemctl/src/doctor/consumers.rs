@@ -152,8 +152,18 @@ fn without_pairs(
     let mut hardware = machine.rdma.iter().filter(|nic| !nic.software).peekable();
     let by_software = machine.rdma.iter().any(|nic| nic.software && nic.is_active());
     if hardware.peek().is_some() && !by_software {
-        let said = match (machine.gpus().is_empty(), hardware.any(RdmaDevice::is_active)) {
+        let gpus = machine.gpus();
+        let none_given = !gpus.is_empty() && gpus.iter().all(|gpu| machine.was_given_gpu(gpu) == Some(false));
+        let active = hardware.clone().filter(|nic| nic.is_active());
+        let is_foreign =
+            active.clone().next().is_some() && active.clone().all(|nic| machine.was_given_nic(nic) == Some(false));
+        let said = match (gpus.is_empty(), hardware.any(RdmaDevice::is_active)) {
             (true, _) => "no, because there is no GPU",
+            _ if none_given => "no, because this container was given no GPU",
+            _ if is_foreign => "no, because this container was given none of the NICs whose ports are active",
+            (false, false) if machine.rdma.iter().all(|nic| nic.ports.is_empty()) => {
+                "unknown, the ports of its NICs cannot be read"
+            }
             (false, false) => "no, because no port of a NIC is active",
             (false, true) => "unknown, where its NICs are on the PCI bus cannot be read",
         };

@@ -303,6 +303,17 @@ fn fabric_manager(machine: &Machine) -> Option<Check> {
 /// CUDA opens these; a container that lacks them has no GPU.
 fn nodes(machine: &Machine) -> Option<Check> {
     machine.driver.as_ref()?;
+    let gpus = machine.gpus();
+    if machine.root.exists("/dev/nvidiactl") && gpus.iter().all(|gpu| machine.was_given_gpu(gpu) == Some(false)) {
+        return Some(
+            Check::fail(
+                "gpus.nodes",
+                "this container has none of the GPUs that the kernel shows: there is no /dev/nvidia0 or other node of one",
+                "start this container with a GPU (docker: --gpus all; Kubernetes: a limit of nvidia.com/gpu)",
+            )
+            .seen("/dev/nvidia*, Device Minor in /proc/driver/nvidia/gpus/*/information"),
+        );
+    }
     (!machine.root.exists("/dev/nvidiactl")).then(|| {
         Check::fail(
             "gpus.nodes",

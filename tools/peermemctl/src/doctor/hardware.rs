@@ -182,6 +182,10 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             ),
             format!("belong to the driver {other}"),
         ),
+        (_, None, _) if machine.drivers_are_hidden() => (
+            Check::skip(ID, format!("{name}: which driver it belongs to cannot be read")),
+            format!("({model}) have a driver that cannot be read"),
+        ),
         (_, None, _) => {
             let (why, cure) = no_driver(machine, gpu);
             let others = machine.gpus().iter().any(|gpu| gpu.driver.as_deref() == Some("nvidia"));
@@ -402,6 +406,11 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
         )
         .about(Kind::Nic, &device.name, "have fallen off the bus: they answer nothing")
         .seen(format!("only ones in /sys/bus/pci/devices/{}/config", nic.address));
+    }
+    if device.ports.is_empty() {
+        return Check::skip(ID, format!("{}: its ports cannot be read", device.name))
+            .about(Kind::Nic, &device.name, "have ports that cannot be read")
+            .seen(format!("/sys/class/infiniband/{}/ports", device.name));
     }
     let what = device
         .ports

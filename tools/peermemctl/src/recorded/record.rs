@@ -14,6 +14,7 @@ use crate::modprobe::{MODPROBE, MODULES_LOAD};
 use crate::module_file::{self, ModuleFile, PROVIDERS};
 use crate::nvidia::SMI;
 use crate::pci;
+use crate::rdma;
 use crate::root::{recorded_name, Root, FORBIDDEN, TOOLS};
 use crate::ucx_conf;
 use std::collections::BTreeSet;
@@ -283,6 +284,9 @@ impl Recorder<'_> {
                     self.file(&format!("{real}/ports/{port}/{file}"));
                 }
             }
+        }
+        for node in self.root.names(rdma::VERBS) {
+            self.file(&format!("{}/{node}/ibdev", rdma::VERBS));
         }
         for client in self.root.names(PEERS) {
             for file in self.root.names(&format!("{PEERS}/{client}")) {

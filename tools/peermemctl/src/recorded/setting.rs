@@ -100,7 +100,9 @@ impl Recorder<'_> {
             self.text("/proc/device-tree/compatible", "nvidia,tegra\n");
         }
         for gpu in self.root.names("/proc/driver/nvidia/gpus") {
-            self.lines(&format!("/proc/driver/nvidia/gpus/{gpu}/information"), |line| line.starts_with("Model:"));
+            self.lines(&format!("/proc/driver/nvidia/gpus/{gpu}/information"), |line| {
+                line.starts_with("Model:") || line.starts_with("Device Minor:")
+            });
         }
     }
 
