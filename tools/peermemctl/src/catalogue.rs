@@ -16,7 +16,7 @@ const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entr
 }
 
 /// All checks, in the order of doctor's sections.
-pub const CHECKS: [Entry; 75] = [
+pub const CHECKS: [Entry; 77] = [
     entry(
         "setting.machine",
         "The kind of machine: architecture, virtual machine, container, where the kernel's modules come from.",
@@ -70,7 +70,7 @@ pub const CHECKS: [Entry; 75] = [
     entry(
         "api.version",
         "The loader's last words, if it refused the module for a symbol of another version.",
-        "A module is built against one RDMA core and one GPU driver. No CRC is compared before a load failed.",
+        "A module is built against one RDMA core and one GPU driver. module.versions compares files before a load is tried.",
     ),
     entry(
         "api.driver",
@@ -86,6 +86,11 @@ pub const CHECKS: [Entry; 75] = [
         "module.vermagic",
         "The kernel that the file is built for.",
         "The loader takes a module of the very same kernel only.",
+    ),
+    entry(
+        "module.versions",
+        "Whether the file was built against the symbol versions of the installed ib_core, ib_uverbs and nvidia.ko, where the kernel has such versions.",
+        "The loader refuses a module of other versions with \"Invalid argument\". Versions of the kernel itself, and of a packed nvidia.ko, are not compared; those of a loaded module that is not the installed one are not known.",
     ),
     entry(
         "module.stub",
@@ -206,6 +211,11 @@ pub const CHECKS: [Entry; 75] = [
         "gpus.coherent",
         "Whether a GPU hangs at a Grace processor by NVLink-C2C.",
         "Its memory is the CPU's, too. The GPU driver maps it for NICs, for persistent pins only. Data Direct of ConnectX-8 goes beside the CPU, by dma-buf.",
+    ),
+    entry(
+        "gpus.fabric",
+        "Whether each GPU with NVSwitches is registered with the fabric of NVLink, by nvidia-smi.",
+        "Until the fabric manager has done that, CUDA fails with error 802, \"system not yet initialized\", whatever way a program takes. GPUs before Hopper do not tell: there the fabric manager's process is looked for.",
     ),
     entry(
         "gpus.nodes",
@@ -365,7 +375,7 @@ pub const CHECKS: [Entry; 75] = [
     entry(
         "consumers.ucx",
         "Whether UCX registers GPU memory with each GPU and the nearest NIC that it may use.",
-        "It looks for files of the module or of its client, or dma-buf. It registers at any distance, and believes that 220 MB/s pass between NUMA nodes. UCX_IB_GPU_DIRECT_RDMA, UCX_CUDA_COPY_DMABUF, UCX_TLS and UCX_NET_DEVICES count.",
+        "It looks for files of the module or of its client, or dma-buf. It registers at any distance, and believes that 220 MB/s pass between NUMA nodes. UCX_IB_GPU_DIRECT_RDMA, UCX_CUDA_COPY_DMABUF, UCX_TLS and UCX_NET_DEVICES count, in the environment or in a ucx.conf.",
     ),
     entry(
         "consumers.nvshmem",

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The environment of a process, and the files that NCCL adds to it.
+//! The environment of a process, and the files that NCCL and UCX add to it.
 
 use crate::launcher::{self, EnvFile, Launched};
 use crate::root::{Missing, Root};
 use crate::topology_file::Topology;
+use crate::ucx_conf::{Files, Places};
 use anyhow::{bail, Result};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -40,6 +41,50 @@ pub struct Environment {
     nccl: Vec<(String, Variables)>,
     /// The file from which NCCL takes the distances, if somebody names one.
     pub topology: Option<TopologyFile>,
+    /// UCX's files.
+    ucx: Files,
+}
+
+/// The value of a variable, and where it is set.
+pub struct Given<'a> {
+    name: &'a str,
+    pub value: &'a str,
+    /// The place in words.
+    pub place: String,
+    is_of_file: bool,
+}
+
+impl<'a> Given<'a> {
+    /// Returns a variable of the environment of `whose`.
+    pub fn of_environment(name: &'a str, value: &'a str, whose: &str) -> Self {
+        Self { name, value, place: format!("environment of {whose}"), is_of_file: false }
+    }
+
+    /// Returns the variable with its value, and with its file if it is of one.
+    pub fn words(&self) -> String {
+        match self.is_of_file {
+            true => format!("{}={} of {}", self.name, self.value, self.place),
+            false => format!("{}={}", self.name, self.value),
+        }
+    }
+
+    /// Returns what takes the variable away.
+    pub fn take_out(&self) -> String {
+        match self.is_of_file {
+            true => format!("take {} out of {}", self.name, self.place),
+            false => format!("unset {}", self.name),
+        }
+    }
+
+    /// Returns whether the value says no, as UCX reads it.
+    pub fn says_no(&self) -> bool {
+        is_no(self.value)
+    }
+}
+
+/// Returns whether a value says no, as UCX, NVSHMEM and libfabric read it.
+fn is_no(value: &str) -> bool {
+    matches!(value.to_ascii_lowercase().as_str(), "0" | "n" | "no" | "off" | "false")
 }
 
 impl Environment {
@@ -47,9 +92,11 @@ impl Environment {
     pub fn own(root: &Root) -> Self {
         let all = std::env::vars_os().filter(|_| root.is_live());
         let text = |word: OsString| word.to_string_lossy().into_owned();
-        let variables = all.map(|(name, value)| (text(name), text(value))).collect();
+        let variables: Variables = all.map(|(name, value)| (text(name), text(value))).collect();
         let home = own_home(root, &variables);
-        Self::new(root, OWN.to_owned(), variables, home, "")
+        let places =
+            Places { home: variables.get("HOME").cloned(), working_directory: own_folder(root), ..Places::default() };
+        Self::new(root, OWN.to_owned(), variables, home, places)
     }
 
     /// Returns the environment with which process `pid` was started. What it has set since is not seen.
@@ -69,9 +116,16 @@ impl Environment {
         let status = root.text(&format!("/proc/{pid}/status")).unwrap_or_default();
         let uid = status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_ascii_whitespace().next());
         let home = uid.and_then(|uid| home_of(root, &below, uid)).or_else(|| variables.get("HOME").cloned());
-        let mut environment = Self::new(root, format!("process {pid} ({comm})"), variables, home, &below);
+        let places = Places {
+            below: below.clone(),
+            library: folder_of_ucx(root, pid),
+            home: variables.get("HOME").cloned(),
+            working_directory: Some(format!("/proc/{pid}/cwd")),
+            ..Places::default()
+        };
+        let mut environment = Self::new(root, format!("process {pid} ({comm})"), variables, home, places);
         if elsewhere && root.names(&format!("{below}/")).is_empty() {
-            let note = format!("not understood: process {pid} has other files than this shell, and its NCCL's cannot be read: run this as root");
+            let note = format!("not understood: process {pid} has other files than this shell, and its NCCL's and UCX's cannot be read: run this as root");
             environment.not_understood.push(note);
         }
         Ok(environment)
@@ -105,14 +159,20 @@ impl Environment {
             Some(user) => home_of(root, "", user),
             None => own_home,
         };
-        let mut environment = Self::new(root, "that command line".to_owned(), launched.variables, home, "");
+        let home_of_ucx = match &launched.user {
+            Some(_) => home.clone(),
+            None => launched.variables.get("HOME").cloned(),
+        };
+        let places = Places { home: home_of_ucx, working_directory: own_folder(root), ..Places::default() };
+        let mut environment = Self::new(root, "that command line".to_owned(), launched.variables, home, places);
         environment.not_understood.splice(0..0, launched.not_understood);
         environment
     }
 
-    /// Adds NCCL's files to a process's variables. `home` is the home directory of its user; all its files
-    /// are looked for below the folder `below`.
-    fn new(root: &Root, whose: String, variables: Variables, home: Option<String>, below: &str) -> Self {
+    /// Adds NCCL's and UCX's files to a process's variables. `home` is the home directory of its user, by which
+    /// NCCL goes.
+    fn new(root: &Root, whose: String, variables: Variables, home: Option<String>, places: Places) -> Self {
+        let below = places.below.as_str();
         let home = home.map(|home| format!("{home}/.nccl.conf"));
         let named = variables.get("NCCL_CONF_FILE").filter(|file| !file.is_empty()).cloned();
         let mut not_understood = Vec::new();
@@ -149,7 +209,11 @@ impl Environment {
             let topology = ("NCCL_TOPO_FILE".to_owned(), virtual_topology.to_owned());
             nccl.push(("NCCL's own defaults".to_owned(), [topology].into_iter().collect()));
         }
-        let mut environment = Self { is_chosen: whose != OWN, whose, not_understood, nccl, variables, topology: None };
+        let places = Places { config_dir: variables.get("UCX_CONFIG_DIR").cloned(), ..places };
+        let ucx = Files::read(root, &places);
+        let below = places.below.as_str();
+        let is_chosen = whose != OWN;
+        let mut environment = Self { is_chosen, whose, not_understood, nccl, variables, topology: None, ucx };
         environment.topology = environment.topology_file(root, below);
         environment
     }
@@ -168,9 +232,10 @@ impl Environment {
     /// Whom a verdict is for, in words: whose environment it is, or nobody in particular where that
     /// sets nothing.
     pub fn judged_for(&self) -> String {
-        const OURS: [&str; 6] = ["NCCL_", "UCX_", "NVSHMEM_", "FI_", "MC_", "WITH_NVIDIA_PEERMEM"];
+        const OURS: [&str; 7] =
+            ["NCCL_", "UCX_", "NVSHMEM_", "FI_", "MC_", "WITH_NVIDIA_PEERMEM", crate::consumer::VISIBLE];
         let mut names = self.variables.keys().chain(self.nccl.iter().flat_map(|(_, variables)| variables.keys()));
-        match names.any(|name| OURS.iter().any(|prefix| name.starts_with(prefix))) {
+        match self.ucx.decide() || names.any(|name| OURS.iter().any(|prefix| name.starts_with(prefix))) {
             true => format!("for {}", self.whose),
             false => "by default".to_owned(),
         }
@@ -194,10 +259,24 @@ impl Environment {
         })
     }
 
-    /// Whether a variable says no, as UCX, NVSHMEM and libfabric read it.
+    /// Returns a variable of UCX's: the environment wins over its files.
+    pub fn ucx<'a>(&'a self, name: &'a str) -> Option<Given<'a>> {
+        let own = |value| Given::of_environment(name, value, &self.whose);
+        let of_file = || {
+            let setting = self.ucx.get(name)?;
+            Some(Given { name, value: &setting.value, place: setting.file.clone(), is_of_file: true })
+        };
+        self.get(name).map(own).or_else(of_file)
+    }
+
+    /// Returns what of UCX's files is not understood.
+    pub fn doubt_of_ucx(&self) -> Option<String> {
+        self.ucx.doubt(|name| self.variables.contains_key(name))
+    }
+
+    /// Whether a variable says no, as NVSHMEM and libfabric read it.
     pub fn says_no(&self, name: &str) -> bool {
-        self.get(name)
-            .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "0" | "n" | "no" | "off" | "false"))
+        self.get(name).is_some_and(is_no)
     }
 
     /// Whether a variable says yes.
@@ -212,6 +291,24 @@ impl Environment {
 fn own_home(root: &Root, variables: &Variables) -> Option<String> {
     let found = root.is_live().then(|| home_of(root, "", &rustix::process::getuid().as_raw().to_string()));
     found.flatten().or_else(|| variables.get("HOME").cloned())
+}
+
+/// Returns the working directory of this program.
+fn own_folder(root: &Root) -> Option<String> {
+    let folder = std::env::current_dir().ok().filter(|_| root.is_live())?;
+    Some(folder.to_string_lossy().into_owned())
+}
+
+/// Returns the folder from which a process has loaded UCX.
+fn folder_of_ucx(root: &Root, pid: u32) -> Option<String> {
+    let maps = root.bytes(&format!("/proc/{pid}/maps")).ok()?;
+    let maps = String::from_utf8_lossy(&maps);
+    let mut paths = maps.lines().filter_map(|line| line.get(line.find('/')?..));
+    paths.find_map(|path| {
+        let (folder, file) = path.rsplit_once('/')?;
+        // A wheel of Python's has a hash in the name.
+        ["libucs.so", "libucs-"].iter().any(|start| file.starts_with(start)).then(|| folder.to_owned())
+    })
 }
 
 /// Returns the home directory of a user, by name or number, in the list of users below a folder, which may
@@ -304,5 +401,35 @@ mod tests {
         assert_eq!(of(8).nccl("NCCL_NET_GDR_LEVEL"), None, "that of the host");
         assert!(of(8).not_understood.is_empty());
         assert!(of(9).not_understood.iter().any(|note| note.contains("cannot be read")), "{:?}", of(9).not_understood);
+    }
+    /// The last of UCX's files wins, and the environment over each. A wheel brings a UCX of its own.
+    #[test]
+    fn files_of_ucx_come_after_the_environment() {
+        let dir = machine(&[
+            ("etc/ucx/ucx.conf", "UCX_TLS=tcp\nUCX_NET_DEVICES=mlx5_9:1\nUCX_IB_GPU_DIRECT_RDMA=no\n"),
+            ("home/u/ucx.conf", "UCX_TLS=rc\nUCX_NET_DEVICES=mlx5_2:1\n"),
+            ("opt/conf/ucx.conf", "UCX_TLS=ud\n"),
+            ("opt/ucx/etc/ucx/ucx.conf", "UCX_CUDA_COPY_DMABUF=no\n"),
+            ("srv/run/ucx.conf", "UCX_TLS=rc,cuda\n"),
+            ("proc/7/environ", "HOME=/home/u\0UCX_CONFIG_DIR=/opt/conf\0UCX_IB_GPU_DIRECT_RDMA=yes\0"),
+            ("proc/8/environ", "HOME=/home/u\0UCX_TLS=all\0UCX_NET_DEVICES=all\0UCX_CUDA_COPY_DMABUF=y\0"),
+            ("proc/8/maps", "7f00-7f01 r-xp 00000000 08:01 9  /opt/ucx/lib/libucs-0f1e2d3c.so.0.0.0\n"),
+        ]);
+        std::os::unix::fs::symlink("../../srv/run", dir.path().join("proc/7/cwd")).unwrap();
+        let root = Root::new(dir.path());
+        let of = |pid| Environment::of_process(&root, pid).unwrap();
+        let (seven, eight) = (of(7), of(8));
+        let words = |name| seven.ucx(name).map(|given| given.words());
+        assert_eq!(words("UCX_TLS").as_deref(), Some("UCX_TLS=rc,cuda of /proc/7/cwd/ucx.conf"));
+        assert_eq!(words("UCX_NET_DEVICES").as_deref(), Some("UCX_NET_DEVICES=mlx5_2:1 of /home/u/ucx.conf"));
+        assert_eq!(words("UCX_IB_GPU_DIRECT_RDMA").as_deref(), Some("UCX_IB_GPU_DIRECT_RDMA=yes"));
+        assert_eq!(words("UCX_CUDA_COPY_DMABUF"), None);
+        assert_eq!(seven.doubt_of_ucx(), None);
+        // That the system's file says no may not count.
+        assert_eq!(
+            eight.doubt_of_ucx().as_deref(),
+            Some("whether the UCX in /opt/ucx/lib reads /etc/ucx/ucx.conf is not known")
+        );
+        assert!(!eight.ucx("UCX_CUDA_COPY_DMABUF").unwrap().says_no());
     }
 }

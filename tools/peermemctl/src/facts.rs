@@ -142,6 +142,27 @@ pub const UCX_PORTS: Rule = rule(
     "UCX_NET_DEVICES takes NAME:PORT; versions of 2026 and later take names without a port, and perhaps ranges such as mlx5_[0-2]",
     "openucx/ucx#11142 and #11205",
 );
+pub const UCX_DIRECT_NIC: Rule = rule(
+    "UCX",
+    None,
+    None,
+    "versions of about September 2025 to July 2026 map memory of a GPU that has a function for Data Direct beside it through PCIe for every NIC, also while the ports of that ConnectX-8 are down; the GPU driver refuses that to a NIC of another IOMMU group (524) unless UCX_IB_DIRECT_NIC=n",
+    "ai-dynamo/nixl#1768, openucx/ucx#10913 and #11611",
+);
+pub const UCX_CONF: Rule = rule(
+    "UCX",
+    Some("1.11"),
+    None,
+    "reads variables from ucx.conf in etc/ucx of its installation, and later from that folder beside libucs.so, HOME, UCX_CONFIG_DIR and the working directory, too; the last file wins, and the environment over all",
+    "NEWS of UCX 1.11.0; openucx/ucx#7057; ucs_config_parse_config_files in src/ucs/config/parser.c",
+);
+pub const UCX_UD: Rule = rule(
+    "UCX",
+    None,
+    None,
+    "versions before openucx/ucx#10209 (proposed in October 2024; which release has it first is not known here) drop each datagram of their UD transport without a word where the NIC does not tell in the completion's service level what kind it is, as irdma and rdma_rxe do not: no connection is made unless UCX_UD_VERBS_ETH_DGID_CHECK=n",
+    "openucx/ucx#10209; UCX 1.13.1 in the lab (docs/consumers.md)",
+);
 pub const CORE_DMA_BUF: Rule =
     rule("Linux", Some("5.12"), None, "the RDMA core registers dma-bufs", "drivers/infiniband/core/umem_dmabuf.c");
 pub const IBGDA_BY_GPU: Rule = rule(
@@ -302,7 +323,7 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 31] = [
+pub const ALL: [&Rule; 34] = [
     &DRIVER_TOO_OLD,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
@@ -323,6 +344,9 @@ pub const ALL: [&Rule; 31] = [
     &MLX5_UMR,
     &UCX_PEERS_ONLY,
     &UCX_PORTS,
+    &UCX_CONF,
+    &UCX_UD,
+    &UCX_DIRECT_NIC,
     &LIBFABRIC_KALLSYMS,
     &LIBFABRIC_NAMES,
     &NIXL_UCX,

@@ -35,6 +35,7 @@ pub mod speed;
 pub mod text;
 pub mod topology_file;
 pub mod trial;
+pub mod ucx_conf;
 pub mod verbs;
 pub mod verify;
 pub mod way;

@@ -30,8 +30,15 @@ pub const OF_PROGRAM: &str = "traps: ";
 /// that says where, too, which must not be taken for that of a fault.
 pub const WARNING: &str = "WARNING: ";
 
-/// An access that an IOMMU blocked: drivers/iommu/intel/dmar.c, amd/iommu.c and arm/arm-smmu-v3 of 7.2.
-pub const IOMMU: [&str; 4] = ["DMAR: [DMA", "AMD-Vi: Event logged", "IO_PAGE_FAULT", "arm-smmu"];
+/// An access that an IOMMU blocked: drivers/iommu/intel/dmar.c, amd/iommu.c and arm/arm-smmu-v3 of 7.2, and
+/// of older kernels, which write "DMAR:[DMA".
+pub const IOMMU: [&str; 5] = ["DMAR: [DMA", "DMAR:[DMA", "AMD-Vi: Event logged", "IO_PAGE_FAULT", "arm-smmu"];
+/// The words of an SMMU that do not say whose access it blocked: event 0x10 is a fault of translation.
+pub const SMMU_NAMELESS: [&str; 2] = ["event 0x10 received", "Unhandled context fault"];
+
+/// nvidia.ko writes this before it waits for the last user of a GPU that is taken away from it (nv_pci_remove_helper
+/// in kernel-open/nvidia/nv-pci.c).
+pub const TAKEN_AWAY: &str = "Attempting to remove device ";
 
 /// The port above a device writes this when it has brought the device back after an error of PCIe:
 /// drivers/pci/pcie/err.c of 7.2. Older kernels begin it with a capital letter.
@@ -174,6 +181,7 @@ mod tests {
                 assert!(is_on_topic(&line), "{line}");
             }
         }
+        assert!(is_on_topic(&format!("NVRM: {TAKEN_AWAY}0000:19:00.0 with non-zero usage count!")));
         assert!(is_on_topic("watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3"));
         for (head, _) in FAULTS {
             assert!(is_on_topic(&format!("{head} x")), "{head}");

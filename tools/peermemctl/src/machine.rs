@@ -98,7 +98,11 @@ impl<'a> Machine<'a> {
         let loaded = peermem_loaded(root, &modules, release.as_deref(), driver.as_ref());
         Self {
             encrypted: setting::encrypted(root, log.iter().flatten()),
-            symbols: kernel::symbols(root),
+            // A file that is masked in a sandbox is empty.
+            symbols: match kernel::symbols(root) {
+                Ok(found) if found.is_empty() && modules.contains_key("nvidia") => Err(Missing::Unknown),
+                symbols => symbols,
+            },
             log,
             log_times,
             log_cut,
@@ -126,6 +130,11 @@ impl<'a> Machine<'a> {
     /// Asks the programs that take their time (nvidia-smi: a second and more).
     pub fn ask_tools(&mut self) {
         self.smi = nvidia::told(self.root);
+    }
+
+    /// Returns what nvidia-smi tells of a GPU.
+    pub fn told(&self, gpu: &Device) -> Option<&Told> {
+        self.smi.as_ref().ok()?.get(&gpu.address)
     }
 
     /// GPUs.
@@ -176,6 +185,65 @@ impl<'a> Machine<'a> {
     /// Returns whether Mellanox's old module answers for GPU memory in the place of nvidia_peermem.
     pub fn old_module_serves(&self) -> bool {
         self.loaded.is_none() && self.modules.get(OLD_MODULE).is_some_and(|module| module.state == "Live")
+    }
+
+    /// Returns the state in which a GPU waits to be registered with the fabric of NVLink. Until it is, CUDA
+    /// starts in no program (cudaErrorSystemNotReady).
+    pub fn waits_for_fabric(&self, gpu: &Device) -> Option<&str> {
+        let state = self.told(gpu)?.fabric.state.as_str();
+        let is_in_use = self.registrations.iter().flatten().any(|row| row.gpu.as_deref() == Some(&gpu.address));
+        (["Not Started", "In Progress"].contains(&state) && !is_in_use).then_some(state)
+    }
+
+    /// Returns whether sysfs shows no driver of any GPU or NIC, although nvidia.ko is loaded: then their links
+    /// cannot be read.
+    pub fn drivers_are_hidden(&self) -> bool {
+        let cards = || self.devices.iter().filter(|device| [2, 3].contains(&(device.kind() >> 8)));
+        self.driver.is_some() && cards().count() > 1 && cards().all(|device| device.driver.is_none())
+    }
+
+    /// Returns whether this container was given a GPU: the kernel shows it all of the host's, and only their nodes
+    /// in /dev tell. `None` if nothing tells which node is whose.
+    pub fn was_given_gpu(&self, gpu: &Device) -> Option<bool> {
+        if self.setting.container.is_none() {
+            return Some(true);
+        }
+        let nodes = self.root.names("/dev").into_iter().filter_map(|name| name.strip_prefix("nvidia")?.parse().ok());
+        let nodes: Vec<u32> = nodes.collect();
+        if nodes.len() >= self.gpus().len() {
+            return Some(true);
+        }
+        let minor = nvidia::minor(self.root, &gpu.address);
+        match minor {
+            Some(minor) => Some(nodes.contains(&minor)),
+            // NVIDIA's container runtime shows those of the given GPUs alone.
+            None if self.gpus().iter().any(|gpu| nvidia::minor(self.root, &gpu.address).is_some()) => Some(false),
+            None if nodes.is_empty() => Some(false),
+            // Whichever it is, it is like the others.
+            None => {
+                let kind = |gpu: &Device| (gpu.vendor, gpu.device, gpu.driver.clone());
+                self.gpus().iter().all(|other| kind(other) == kind(gpu)).then_some(true)
+            }
+        }
+    }
+
+    /// Returns the same of an RDMA device.
+    pub fn was_given_nic(&self, nic: &RdmaDevice) -> Option<bool> {
+        if self.setting.container.is_none() {
+            return Some(true);
+        }
+        let nodes = self.root.names("/dev/infiniband");
+        // Without any node, [fabric.nodes] says so.
+        if !nodes.iter().any(|node| node.starts_with(rdma::NODE)) {
+            return Some(true);
+        }
+        let node = rdma::node(self.root, &nic.name)?;
+        Some(nodes.contains(&node))
+    }
+
+    /// Returns whether this machine has NVSwitches, whose class is that of a bridge of no known kind.
+    pub fn has_nvswitch(&self) -> bool {
+        self.devices.iter().any(|device| device.vendor == nvidia::NVIDIA && device.kind() == 0x0680)
     }
 
     /// Whether a GPU has a coherent link to its processor.

@@ -121,7 +121,8 @@ fn verified(cli: &Cli, root: &Root, asked: &peermemctl::cli::Verify) -> Result<u
 }
 
 fn status(root: &Root, asked: &[String]) -> Status {
-    let machine = Machine::look(root);
+    let mut machine = Machine::look(root);
+    machine.ask_tools();
     let report = doctor::examine(&machine, &Environment::own(root), asked);
     answer::status(&machine, report)
 }

@@ -4,12 +4,15 @@
 use crate::kernel::modules_dir;
 use crate::root::Root;
 use anyhow::{bail, Context, Result};
-use object::{Object, ObjectSection, ObjectSymbol};
+use object::{Object, ObjectSection, ObjectSymbol, SymbolSection};
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
 
 /// Follows a module's ELF image if it is signed.
 const SIGNED: &[u8] = b"~Module signature appended~\n";
+
+/// The modules whose symbols nvidia-peermem binds to.
+pub const PROVIDERS: [&str; 3] = ["ib_core", "ib_uverbs", "nvidia"];
 
 /// Whose `nvidia-peermem` a file or a loaded module is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +33,10 @@ pub struct ModuleFile {
     pub info: BTreeMap<String, String>,
     /// Symbols that it needs of others.
     pub needs: Vec<String>,
+    /// The versions (CRCs) of symbols of others that it was built against; none where its kernel has none.
+    pub versions: BTreeMap<String, u32>,
+    /// The versions of the symbols that it exports.
+    pub exports: BTreeMap<String, u32>,
     /// Whether a signature is appended, and who signed, if that can be read.
     pub signature: Option<Signature>,
 }
@@ -62,7 +69,8 @@ impl ModuleFile {
             .filter_map(|symbol| symbol.name().ok().map(str::to_owned))
             .filter(|name| !name.is_empty())
             .collect();
-        Ok(Self { path: path.to_owned(), info, needs, signature })
+        let (versions, exports) = (versions(&elf), exports(&elf));
+        Ok(Self { path: path.to_owned(), info, needs, versions, exports, signature })
     }
 
     /// One field of .modinfo.
@@ -93,6 +101,44 @@ impl ModuleFile {
     pub fn uses_kernel_rust(&self) -> bool {
         self.needs.iter().any(|name| name.starts_with("_R") && name.contains("6kernel"))
     }
+}
+
+/// Returns the versions that a module wants of symbols: rows of a `struct modversion_info`, and in newer
+/// kernels two lists (include/linux/module.h and kernel/module/version.c of Linux 7.2).
+fn versions(elf: &object::File) -> BTreeMap<String, u32> {
+    const ROW: usize = 64;
+    let section = |name: &str| elf.section_by_name(name).and_then(|section| section.data().ok()).unwrap_or_default();
+    let text = |bytes: &[u8]| {
+        let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(name).into_owned()
+    };
+    let row = |row: &[u8]| Some((text(row.get(8..)?), number(row, 0)?));
+    let names = section("__version_ext_names").split(|byte| *byte == 0).map(text);
+    let numbers = section("__version_ext_crcs").chunks_exact(4).filter_map(|bytes| number(bytes, 0));
+    section("__versions").chunks_exact(ROW).filter_map(row).chain(names.zip(numbers)).collect()
+}
+
+/// Returns the versions of the symbols that a module exports: each is the value of a symbol `__crc_NAME`, or
+/// lies where that points to.
+fn exports(elf: &object::File) -> BTreeMap<String, u32> {
+    let of = |symbol: object::Symbol| {
+        let name = symbol.name().ok()?.strip_prefix("__crc_")?;
+        let version = match symbol.section() {
+            SymbolSection::Absolute => u32::try_from(symbol.address()).ok()?,
+            SymbolSection::Section(index) => {
+                let data = elf.section_by_index(index).ok()?.data().ok()?;
+                number(data, usize::try_from(symbol.address()).ok()?)?
+            }
+            _ => return None,
+        };
+        Some((name.to_owned(), version))
+    };
+    elf.symbols().filter_map(of).collect()
+}
+
+/// Returns the number of four bytes at a place.
+fn number(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
 fn unpack(path: &str, packed: Vec<u8>) -> Result<Vec<u8>> {

@@ -65,6 +65,12 @@ pub fn model(root: &Root, address: &str) -> Option<String> {
     Some(line.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
+/// Returns the number of the node in /dev of the GPU at `address`.
+pub fn minor(root: &Root, address: &str) -> Option<u32> {
+    let text = root.text_once(&format!("/proc/driver/nvidia/gpus/{address}/information")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?.trim().parse().ok()
+}
+
 /// `/proc/driver/nvidia/params`.
 pub fn params(root: &Root) -> BTreeMap<String, String> {
     let text = root.text("/proc/driver/nvidia/params").unwrap_or_default();
@@ -119,8 +125,18 @@ pub struct Told {
     pub mig: Option<String>,
     /// `None`, `Pass-Through`, `VGPU`, `Host VGPU` or `Host VSGA`.
     pub virtualization: Option<String>,
+    pub fabric: Fabric,
     /// Whether memory of it is protected, as in the mode for confidential computing.
     pub protected: bool,
+}
+
+/// How far the registration of a GPU with the fabric of NVLink is.
+#[derive(Clone, Default)]
+pub struct Fabric {
+    /// `Not Started`, `In Progress`, `Completed`, or `N/A` without NVSwitches; GPUs before Hopper have none.
+    pub state: String,
+    /// How it ended: `Success` or an error.
+    pub status: String,
 }
 
 /// BAR1 in use, in bytes.
@@ -155,11 +171,19 @@ pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
             (_, "Product Name") => of.name = Some(value.trim().to_owned()),
             (PROTECTED, "Total") => of.protected = mebibytes().is_some_and(|bytes| bytes > 0),
             ("MIG Mode", "Current") => of.mig = Some(value.trim().to_owned()),
+            ("Fabric", "State") => of.fabric.state = value.trim().to_owned(),
+            ("Fabric", "Status") => of.fabric.status = value.trim().to_owned(),
             ("GPU Virtualization Mode", "Virtualization Mode") => of.virtualization = Some(value.trim().to_owned()),
             _ => {}
         }
     }
     Ok(gpus)
+}
+
+/// Returns whether a GPU tells of its registration with the fabric of NVLink, as those from Hopper on do.
+pub fn tells_of_fabric(gpu: &Device) -> bool {
+    const HOPPER: u16 = 0x2300;
+    gpu.vendor == NVIDIA && gpu.device >= HOPPER
 }
 
 /// nvidia-smi writes domains with eight digits and upper case.

@@ -180,7 +180,8 @@ fn is_gone(root: &Root, dir: &str) -> bool {
     let class = root.line(&format!("{dir}/class")).unwrap_or_default();
     let is_asked = ["0x02", "0x03"].iter().any(|kind| class.starts_with(kind));
     let config = is_asked.then(|| root.bytes(&format!("{dir}/config")).ok()).flatten().unwrap_or_default();
-    config.get(..4).is_some_and(|head| head.iter().all(|byte| *byte == 0xff))
+    // A virtual function has ones in its first four bytes (PCI Express Base Specification, SR-IOV).
+    config.len() >= 64 && config.iter().take(64).all(|byte| *byte == 0xff)
 }
 
 /// Reads the link of the device in a folder, which no slot makes faster than the `port` above can be.
@@ -228,6 +229,10 @@ fn iommu(root: &Root, dir: &str) -> Iommu {
     }
 }
 
+/// Vendor and device of a ConnectX's function for Data Direct, and how sysfs has them.
+const DMA_DIRECT: (u16, u16) = (0x15b3, 0x2100);
+pub const DMA_DIRECT_FILES: (&str, &str) = ("0x15b3", "0x2100");
+
 impl Device {
     /// Class and subclass.
     pub fn kind(&self) -> u32 {
@@ -243,7 +248,7 @@ impl Device {
     /// Whether it is the function by which a ConnectX reaches a GPU beside the CPU (DMA Direct), by
     /// its id in the same file.
     pub fn is_dma_direct(&self) -> bool {
-        (self.vendor, self.device) == (0x15b3, 0x2100)
+        (self.vendor, self.device) == DMA_DIRECT
     }
 
     /// Returns whether the list of PCI ids has its name.

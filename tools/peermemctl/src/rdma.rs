@@ -37,6 +37,17 @@ pub struct Port {
     pub rate: String,
 }
 
+/// How nodes of RDMA devices in /dev/infiniband are called.
+pub const NODE: &str = "uverbs";
+/// Where the kernel shows which RDMA device each is of.
+pub const VERBS: &str = "/sys/class/infiniband_verbs";
+
+/// Returns the name of a device's node.
+pub fn node(root: &Root, device: &str) -> Option<String> {
+    let mut nodes = root.names(VERBS).into_iter().filter(|node| node.starts_with(NODE));
+    nodes.find(|node| root.text_once(&format!("{VERBS}/{node}/ibdev")).is_ok_and(|name| name.trim() == device))
+}
+
 /// All RDMA devices, in the order of nvidia-smi: mlx5_2 before mlx5_10.
 pub fn devices(root: &Root) -> Vec<RdmaDevice> {
     let mut names = root.names(CLASS);

@@ -426,6 +426,10 @@ pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount
 pub const NSPAWN: &str = "/run/systemd/container";
 pub const PODMAN: &str = "/run/.containerenv";
 
+/// The namespace of this program's control groups, and the folder that is there where systemd runs.
+pub const CGROUP_NAMESPACE: &str = "/proc/self/ns/cgroup";
+pub const SYSTEMD: &str = "/run/systemd/system";
+
 /// Returns whether the GPU Operator says that the driver is the host's.
 fn is_host_driver(root: &Root) -> bool {
     let ready = root.text(DRIVER_READY).unwrap_or_default();
@@ -548,13 +552,24 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
     let seen = files.iter().find(|path| root.exists(path)).map(|path| format!("{path} exists"));
     let cgroup = root.text("/proc/self/cgroup").unwrap_or_default();
     let seen = seen.or_else(|| Some(format!("{} in /proc/self/cgroup", container_of(&cgroup)?.trim_matches('/'))));
-    let by_namespace = || match namespaces.first()?.as_str() {
-        "pid" => Some("its /proc is not of the initial pid namespace".to_owned()),
+    let by_namespace = match namespaces.first().map(String::as_str) {
+        Some("pid") => Some("its /proc is not of the initial pid namespace".to_owned()),
         // As Enroot, Charliecloud and rootless ones have it: nobody in there may load a module.
-        "user" => Some("its user namespace is not the initial one (/proc/self/uid_map)".to_owned()),
+        Some("user") => Some("its user namespace is not the initial one (/proc/self/uid_map)".to_owned()),
         _ => None,
     };
-    (seen.or_else(by_namespace), namespaces)
+    let seen = seen.or(by_namespace);
+    // PROC_CGROUP_INIT_INO: the same in every kernel. Where the host's processes are seen, too, only this tells of
+    // a container; a service of systemd may have such a namespace, and sees that systemd runs.
+    let control_groups = root.link_name(CGROUP_NAMESPACE).filter(|name| name != "cgroup:[4026531835]");
+    if control_groups.is_some() {
+        namespaces.push("cgroup".to_owned());
+    }
+    let by_groups = control_groups.filter(|_| !root.exists(SYSTEMD));
+    (
+        seen.or_else(|| by_groups.map(|name| format!("its control groups are of a namespace of their own ({name})"))),
+        namespaces,
+    )
 }
 
 fn is_tegra(root: &Root) -> bool {

@@ -9,7 +9,7 @@ use crate::kernel::{self, REGISTERS_DMA_BUF};
 use crate::machine::{Machine, OLD_MODULE, REGISTER};
 use crate::modprobe;
 use crate::nvidia::{self, Flavour};
-use crate::pci::{Device, Iommu};
+use crate::pci::{Device, Distance, Iommu};
 use crate::rdma::RdmaDevice;
 use crate::root::Root;
 use crate::setting::{self, vendor, Vendor};
@@ -206,8 +206,32 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     if gpu.is_gone {
         return Judged::No(format!("GPU {} has fallen off the bus", gpu.address));
     }
-    if gpu.driver.is_none() && machine.driver.is_some() {
+    if gpu.driver.is_none() && machine.driver.is_some() && !machine.drivers_are_hidden() {
         return Judged::No(format!("GPU {} has no driver", gpu.address));
+    }
+    if machine.was_given_nic(nic) == Some(false) {
+        return Judged::No(format!("this container was not given {} (no node of it in /dev/infiniband)", nic.name));
+    }
+    match machine.was_given_gpu(gpu) {
+        Some(false) => {
+            return Judged::No(format!("this container was not given GPU {} (no node of it in /dev)", gpu.address))
+        }
+        None => {
+            return Judged::Unknown(format!(
+                "this container was given some of the GPUs, and nothing tells whether GPU {} is one",
+                gpu.address
+            ))
+        }
+        Some(true) => {}
+    }
+    if machine.drivers_are_hidden() {
+        return Judged::Unknown(format!(
+            "which driver has GPU {} cannot be read: sysfs shows none of any device",
+            gpu.address
+        ));
+    }
+    if let Some(state) = machine.waits_for_fabric(gpu) {
+        return Judged::No(not_in_fabric(gpu, state));
     }
     let nic_at = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software);
     if nic_at.is_some_and(|nic| nic.is_gone) {
@@ -224,7 +248,9 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
         Way::PeerMemory => peer_memory(machine, gpu, nic),
         Way::DmaBuf => dma_buf(machine, gpu, nic),
         Way::DmaBufPcie => dma_buf(machine, gpu, nic).and(|| forced_pcie(machine, gpu, nic)),
-        Way::DataDirect => dma_buf(machine, gpu, nic).and(|| data_direct(machine, nic)),
+        Way::DataDirect => {
+            dma_buf(machine, gpu, nic).and(|| data_direct(machine, nic)).and(|| reaches_directly(machine, gpu))
+        }
         Way::Preload => preload(machine, gpu, nic),
     };
     // What is missing is missing for any board.
@@ -232,6 +258,14 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
         Some(why) => Judged::Unknown(why),
         None => judged,
     }
+}
+
+/// Says in words that a GPU waits to be registered with the fabric of NVLink.
+pub fn not_in_fabric(gpu: &Device, state: &str) -> String {
+    format!(
+        "GPU {} is not registered with its NVLink fabric ({state}), and until it is CUDA fails with error 802, \"system not yet initialized\"",
+        gpu.address
+    )
 }
 
 /// Returns why nothing tells whether memory of a GPU may be pinned, unless some is or was.
@@ -715,35 +749,98 @@ fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
         ));
     }
     let device = nic.pci.as_deref().and_then(|address| machine.pci(address));
-    let (mine, theirs) = (gpu.iommu_group.as_deref(), device.and_then(|device| device.iommu_group.as_deref()));
-    // Without the parameter, a NIC in no group needs a common switch.
-    let by_switch = facts::TOPOLOGY_OVERRIDE.holds(version(machine)) != Some(true)
-        && theirs.is_none()
-        && shares_a_switch(machine, gpu, nic);
-    if mine == theirs || by_switch {
+    if is_approved(machine, gpu, device) {
         return Judged::Yes("nothing forbids the forced PCIe mapping".to_owned());
     }
-    let group = |group: Option<&str>| group.map_or("no IOMMU group".to_owned(), |group| format!("IOMMU group {group}"));
-    let but = match facts::TOPOLOGY_OVERRIDE.holds(version(machine)) {
-        Some(false) => "",
-        _ => ", and NVreg_GrdmaPciTopoCheckOverride is not 1",
-    };
     Judged::No(format!(
-        "GPU {} is in {} and {} in {}{but}: the GPU driver refuses it (524)",
+        "GPU {} is in {} and {} in {}{}: the GPU driver refuses it (524)",
         gpu.address,
-        group(mine),
+        group_of(Some(gpu)),
         nic.name,
-        group(theirs)
+        group_of(device),
+        not_overridden(machine)
     ))
 }
 
-/// Judges whether a NIC has a function of its own below the GPU's switch.
+/// Returns whether the GPU driver maps memory of a GPU through PCIe for a PCI function that attaches a
+/// dma-buf.
+fn is_approved(machine: &Machine, gpu: &Device, function: Option<&Device>) -> bool {
+    let theirs = function.and_then(|function| function.iommu_group.as_deref());
+    // Without the parameter, a function in no group needs a common switch.
+    let by_switch = facts::TOPOLOGY_OVERRIDE.holds(version(machine)) != Some(true)
+        && theirs.is_none()
+        && function.is_some_and(|function| gpu.way_to(function).shares_a_switch());
+    gpu.iommu_group.as_deref() == theirs || by_switch
+}
+
+/// Returns the IOMMU group of a PCI function in words.
+fn group_of(function: Option<&Device>) -> String {
+    let group = function.and_then(|function| function.iommu_group.as_deref());
+    group.map_or("no IOMMU group".to_owned(), |group| format!("IOMMU group {group}"))
+}
+
+/// Says that a parameter which the driver has would let a pair through.
+fn not_overridden(machine: &Machine) -> &'static str {
+    match facts::TOPOLOGY_OVERRIDE.holds(version(machine)) {
+        Some(false) => "",
+        _ => ", and NVreg_GrdmaPciTopoCheckOverride is not 1",
+    }
+}
+
+/// Judges whether a function for Data Direct may have memory of a GPU: that function attaches the dma-buf,
+/// and not the NIC's own (mlx5_ib's reg_user_mr_dmabuf_by_data_direct()). Which NIC each belongs to is in
+/// its product data, which root sees.
+fn reaches_directly(machine: &Machine, gpu: &Device) -> Judged {
+    let fine = Judged::Yes("a ConnectX has a function for Data Direct".to_owned());
+    if is_coherent(machine, gpu) != Some(true) || topology_is_free(machine) {
+        return fine;
+    }
+    if topology_denied(machine) {
+        return Judged::No(DENIED.to_owned());
+    }
+    if direct_functions(machine).any(|function| is_approved(machine, gpu, Some(function))) {
+        return fine;
+    }
+    Judged::No(format!(
+        "GPU {} is in {} and no function for Data Direct with it ({}){}: the GPU driver refuses it (524)",
+        gpu.address,
+        group_of(Some(gpu)),
+        direct_functions(machine)
+            .map(|function| format!("{} in {}", function.address, group_of(Some(function))))
+            .collect::<Vec<_>>()
+            .join(", "),
+        not_overridden(machine)
+    ))
+}
+
+/// Returns the functions for Data Direct.
+fn direct_functions<'a>(machine: &'a Machine) -> impl Iterator<Item = &'a Device> {
+    machine.devices.iter().filter(|device| device.is_dma_direct())
+}
+
+/// Returns why some versions of UCX fail to register memory of a GPU with a NIC ([`facts::UCX_DIRECT_NIC`]).
+pub fn mapped_for_another(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Option<String> {
+    let is_beside = |function: &&Device| gpu.way_to(function).distance < Distance::Phb;
+    let beside = direct_functions(machine).find(is_beside)?;
+    if data_direct(machine, nic).is_yes() || !forced_pcie(machine, gpu, nic).is_no() {
+        return None;
+    }
+    Some(format!(
+        "the function {} for Data Direct is beside GPU {}: some versions map the GPU's memory for that through PCIe, which the GPU driver refuses to {} (524; {}); set UCX_IB_DIRECT_NIC=n, or bring up the ports of the NIC that the function belongs to",
+        beside.address,
+        gpu.address,
+        nic.name,
+        facts::UCX_DIRECT_NIC.source
+    ))
+}
+
+/// Judges whether a NIC has a function for Data Direct.
 pub fn data_direct(machine: &Machine, nic: &RdmaDevice) -> Judged {
     let device = nic.pci.as_deref().and_then(|address| machine.pci(address));
     let is_older = device.is_some_and(|device| facts::CONNECTX_WITHOUT_DATA_DIRECT.contains(&device.device));
     let release = machine.release.as_deref().unwrap_or_default();
     let rule = &facts::DATA_DIRECT;
-    match (vendor(nic), machine.devices.iter().any(Device::is_dma_direct)) {
+    match (vendor(nic), direct_functions(machine).next().is_some()) {
         (Vendor::Mellanox, true) if is_older => Judged::No(format!("{} is no ConnectX-8", nic.name)),
         // OFED's mlx5 is newer than the kernel's.
         (Vendor::Mellanox, true)

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 252] = [
+const CASES: [Case; 279] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1092,6 +1092,148 @@ const CASES: [Case; 252] = [
     case("public-program-fault", (0, 0), &["USABLE"], &["the kernel faulted", "fix:"]),
     case("public-stall-then-warning", (0, 0), &["USABLE"], &["did not come out", "fix:"]),
     case("public-stall-elsewhere", (0, 0), &["USABLE"], &["did not come out", "fix:"]),
+    case(
+        "public-taken-away",
+        (2, 1),
+        &["GPU 0000:19:00.0 was taken away from nvidia.ko while somebody used it", "fuser -v /dev/nvidia*"],
+        &["rmmod"],
+    ),
+    case(
+        "public-blocked-in-mlx5",
+        (1, 0),
+        &["task modprobe (812) waits in the RDMA core or the driver of a NIC", "fuser -v /dev/infiniband/uverbs*"],
+        &["rmmod", "every CUDA call hangs"],
+    ),
+    case(
+        "public-smmu-nameless",
+        (1, 0),
+        &["the SMMU blocked an access, and this kernel does not say of which device"],
+        &[],
+    ),
+    case("public-iommu-fault-amd-old", (1, 0), &["the IOMMU blocked an access of mlx5_0"], &[]),
+    case("public-virtual-function", (0, 0), &["peer memory: yes"], &["has fallen off the bus"]),
+    case("public-bar1-full-by-smi", (2, 1), &["so every registration fails"], &[]),
+    case("public-rminit-over", (0, 0), &["belongs to nvidia.ko"], &["could not be initialised"]),
+    // Of what a container or a sandbox is not shown.
+    case(
+        "public-container-other-nic",
+        (2, 1),
+        &["this container was not given mlx5_0, and no other NIC here takes GPU memory", "--device=/dev/infiniband"],
+        &["peer memory: yes", "GPUDirect by default: yes"],
+    ),
+    case(
+        "public-container-without-gpu-node",
+        (2, 1),
+        &["this container has none of the GPUs that the kernel shows"],
+        &["peer memory: yes", "GPUDirect by default: yes", "reboot"],
+    ),
+    case(
+        "public-kallsyms-masked",
+        (0, 0),
+        &["/proc/kallsyms cannot be read", "peer memory: yes"],
+        &["nobody can pin GPU memory", "has no peer-memory API", "fix:"],
+    ),
+    case(
+        "public-no-driver-links",
+        (3, 2),
+        &["which driver it belongs to cannot be read"],
+        &["has no driver", "peer memory: yes", "fix:"],
+    ),
+    case("public-no-ports", (0, 0), &["mlx5_0: its ports cannot be read"], &["plug in the cable", "no port is active"]),
+    // Of UCX's own files.
+    case(
+        "public-ucx-conf",
+        (1, 0),
+        &[
+            "because UCX_TLS=tcp,cuda_copy of /etc/ucx/ucx.conf leaves no transport of InfiniBand",
+            "fix: take UCX_TLS out of /etc/ucx/ucx.conf",
+        ],
+        &["UCX: GPUDirect for this shell: yes", "unset UCX_TLS"],
+    ),
+    case(
+        "public-ucx-conf-section",
+        (0, 0),
+        &["UCX: GPUDirect for this shell: unknown, /etc/ucx/ucx.conf sets UCX_IB_GPU_DIRECT_RDMA in a section"],
+        &["UCX: GPUDirect for this shell: yes", "fix:"],
+    ),
+    // Of the fabric of NVLink.
+    case(
+        "public-fabric-in-progress",
+        (2, 1),
+        &[
+            "GPU 0000:19:00.0 is not registered with its NVLink fabric (In Progress), and until it is CUDA fails with error 802",
+            "systemctl enable --now nvidia-fabricmanager",
+            "peer memory: no, because GPU 0000:19:00.0 is not registered",
+        ],
+        &["by default: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-fabric-vm",
+        (2, 1),
+        &["have the fabric manager of its host activate the partition of these GPUs"],
+        &["systemctl", "by default: yes"],
+    ),
+    case(
+        "public-fabric-failed",
+        (1, 0),
+        &["could not be registered with its NVLink fabric (Failure): other GPUs reach it over PCIe only", "dma-buf: yes"],
+        &["error 802"],
+    ),
+    case("public-fabric-completed", (0, 0), &["is registered with its NVLink fabric"], &["error 802", "fix:"]),
+    case(
+        "public-no-fabric-manager",
+        (1, 0),
+        &["this machine has NVSwitches, and nv-fabricmanager does not run"],
+        &["log.xid"],
+    ),
+    // Of symbol versions.
+    case(
+        "public-other-versions",
+        (2, 1),
+        &[
+            "built against another ib_core than the installed one (1 symbol of other versions)",
+            "Begin with: rebuild it against what is installed now",
+        ],
+        &["Begin with: modprobe"],
+    ),
+    case(
+        "public-updated-on-disk",
+        (1, 0),
+        &["built against another nvidia than the installed one", "the nvidia that is loaded is another build"],
+        &["NOT USABLE"],
+    ),
+    case("public-same-versions", (0, 0), &["was built against the installed ib_core, nvidia"], &["fix:"]),
+    // Of NICs and what they share.
+    case(
+        "public-ionic",
+        (0, 0),
+        &["mlx5_0 needs no nvidia-peermem: ionic_rdma takes GPU memory by dma-buf only"],
+        &["doca-ofed", "make install", "fix:"],
+    ),
+    case(
+        "public-efas",
+        (0, 0),
+        &["mlx5_0 is an EFA: it needs no nvidia-peermem", "so it is with mlx5_1"],
+        &["mlx5_1 is an EFA"],
+    ),
+    case(
+        "public-data-direct-groups",
+        (1, 0),
+        &["Data Direct: no, because GPU 0008:01:00.0 is in IOMMU group 10 and no function for Data Direct with it"],
+        &["Data Direct: yes"],
+    ),
+    case(
+        "public-data-direct-rails-down",
+        (1, 0),
+        &["the function 0008:02:00.0 for Data Direct is beside GPU 0008:01:00.0", "set UCX_IB_DIRECT_NIC=n"],
+        &[],
+    ),
+    case(
+        "public-private-cgroup",
+        (1, 0),
+        &["its control groups are of a namespace of their own", "no file of a container raises it"],
+        &["> /etc/security/limits.d", "log in again"],
+    ),
 ];
 
 #[test]
@@ -1362,6 +1504,76 @@ fn ucx_takes_devices_by_name_and_port() {
     ] {
         let (_, said) = of_command("one-pair", "consumers.ucx", &["env", &format!("UCX_NET_DEVICES={list}"), "./t"]);
         assert!(said.contains(wanted), "{list}: {said}");
+    }
+}
+
+/// Variables that take a NIC or the GPUs away, or may.
+#[test]
+fn variables_that_close_a_way_are_heeded() {
+    for (id, line, wanted) in [
+        ("consumers.libfabric", "env FI_VERBS_DEVICE_NAME=mlx5_1 ./t", ": no, GPU"),
+        ("consumers.libfabric", "env FI_VERBS_DEVICE_NAME=MLX5 ./t", ": yes"),
+        ("consumers.libfabric", "env FI_VERBS_IFACE=ib0 ./t", ": unknown"),
+        ("consumers.gin", "env NCCL_GIN_ENABLE=0 ./t", ": no, GPU"),
+        ("consumers.gin", "env NCCL_GIN_ENABLE=1 ./t", ": yes"),
+        ("consumers.nccl", "env NCCL_NET_GDR_READ=0 ./t", "reads from host memory (NCCL_NET_GDR_READ=0)"),
+        ("consumers.nccl", "env CUDA_VISIBLE_DEVICES= ./t", "leaves it no GPU"),
+        ("consumers.nccl", "env CUDA_VISIBLE_DEVICES=-1 ./t", "leaves it no GPU"),
+        ("consumers.ucx", "env CUDA_VISIBLE_DEVICES=7,0 ./t", "leaves it no GPU"),
+        ("consumers.ucx", "env CUDA_VISIBLE_DEVICES=0,7 ./t", ": yes"),
+        ("consumers.ucx", "env CUDA_VISIBLE_DEVICES=GPU-0f1e ./t", ": yes"),
+        ("consumers.ucx", "env OMPI_MCA_pml=ob1 ./t", ": unknown"),
+        ("consumers.ucx", "mpirun --mca pml ob1 --mca btl tcp,self ./t", ": unknown"),
+        ("consumers.ucx", "mpirun --mca pml ucx ./t", ": yes"),
+        ("consumers.ucx", "env UCX_MODULES=^ib ./t", ": unknown"),
+        ("consumers.nccl", "env BASH_ENV=/x bash -c ./t", ": unknown"),
+    ] {
+        let (_, said) = of_command("one-pair", id, &line.split(' ').collect::<Vec<_>>());
+        assert!(said.contains(wanted), "{line}: {said}");
+    }
+}
+
+/// A "no" for the programs that are asked about has their own reason.
+#[test]
+fn a_program_that_is_asked_about_is_told_why_not() {
+    for (tree, programs, because) in [
+        ("public-efa", "verbs", "no: a plain ibv_reg_mr() takes peer memory alone"),
+        ("public-mana", "verbs", "no: a plain ibv_reg_mr() takes peer memory alone"),
+        ("public-irdma", "deepep", "takes devices of mlx5 only"),
+        ("slots", "nccl", "no: nccl: they are "),
+        (
+            "public-roce-name",
+            "libfabric",
+            "no: libfabric: its verbs provider takes GPU memory only of devices with mlx",
+        ),
+    ] {
+        let check = text(&peermemctl(tree, &["check", "--for", programs]));
+        let doctor = unwrapped(&text(&peermemctl(tree, &["doctor", "--for", programs])));
+        assert!(check.contains(because), "{tree} {programs}: {check}");
+        let because = because.trim_start_matches("no: ");
+        assert!(doctor.contains("Not usable, because: ") && doctor.contains(because), "{tree} {programs}: {doctor}");
+    }
+}
+
+/// A variable of the environment wins over UCX's files, and some versions of UCX need one with certain NICs.
+#[test]
+fn ucx_takes_variables_from_files_and_then_from_the_environment() {
+    let said = |tree: &str, line: &str| of_command(tree, "consumers.ucx", &line.split(' ').collect::<Vec<_>>()).1;
+    for (tree, line, wanted) in [
+        ("public-ucx-conf", "./t", ": no, GPU"),
+        ("public-ucx-conf", "env UCX_TLS=all ./t", ": yes"),
+        ("public-ucx-conf-section", "./t", ": unknown"),
+        ("public-ucx-conf-section", "env UCX_IB_GPU_DIRECT_RDMA=yes ./t", ": yes"),
+        ("public-irdma", "./t", "connections hang: set UCX_UD_VERBS_ETH_DGID_CHECK=n"),
+        ("public-data-direct-rails-down", "./t", ": unknown, the function 0008:02:00.0 for Data Direct"),
+        ("public-data-direct-rails-down", "env UCX_IB_DIRECT_NIC=n ./t", ": yes, GPU 0008:01:00.0 with mlx5_0"),
+    ] {
+        let said = said(tree, line);
+        assert!(said.contains(wanted), "{tree} {line}: {said}");
+    }
+    for (tree, line) in [("one-pair", "./t"), ("public-irdma", "env UCX_UD_VERBS_ETH_DGID_CHECK=n ./t")] {
+        let said = said(tree, line);
+        assert!(said.contains(": yes") && !said.contains("DGID_CHECK=n"), "{tree} {line}: {said}");
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `status`: is it usable? As doctor judges, and without the programs that doctor asks.
+//! `status`: is it usable? As doctor judges.
 
 use crate::check::{Check, Level};
 use crate::doctor::{Report, WayVerdict};
@@ -52,7 +52,7 @@ pub struct Status {
 
 /// Answers `status` with what doctor found.
 pub fn status(machine: &Machine, report: Report) -> Status {
-    let (outcome, unknown) = (report.outcome, report.unknown.clone());
+    let (outcome, why) = (report.outcome, report.unknown.clone().or(report.refused.clone()));
     let gpus = (report.gpus_usable, report.gpus);
     let (ways, setting) = (report.ways.clone(), report.setting.clone());
     let begin = report.begin_with.as_ref().map(|step| step.id);
@@ -69,7 +69,7 @@ pub fn status(machine: &Machine, report: Report) -> Status {
         outcome,
         level: outcome.level(),
         usable: outcome.usable(),
-        verdict: verdict(outcome, &because, &ways, gpus, unknown.as_deref()),
+        verdict: verdict(outcome, &because, &ways, gpus, why.as_deref()),
         because,
         ways,
         setting,
@@ -109,7 +109,7 @@ fn verdict(
     because: &[Check],
     ways: &[WayVerdict],
     (some, all): (usize, usize),
-    unknown: Option<&str>,
+    why: Option<&str>,
 ) -> String {
     let first = because.first().map_or("", Check::headline);
     let main = ways.iter().filter(|verdict| [Way::PeerMemory, Way::DmaBuf].contains(&verdict.way));
@@ -123,11 +123,12 @@ fn verdict(
         (Outcome::Usable, _) => yes,
         (Outcome::UsableWithWarnings, 1) => format!("{yes}; 1 warning: {first}"),
         (Outcome::UsableWithWarnings, n) => format!("{yes}; {n} warnings: {first}; ..."),
+        (Outcome::NotUsable, _) if why.is_some() => format!("no: {}", why.unwrap_or_default()),
         (Outcome::NotUsable, 0) => "no: no pair of a GPU and a NIC has a way that works".to_owned(),
         (Outcome::NotUsable, 1) => format!("no: {first}"),
         (Outcome::NotUsable, _) => format!("no: {first}; ..."),
         (Outcome::Unknown, _) => {
-            format!("unknown: {}", unknown.unwrap_or("what decides could not be read: peermemctl doctor names it"))
+            format!("unknown: {}", why.unwrap_or("what decides could not be read: peermemctl doctor names it"))
         }
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! libfabric's verbs provider. It looks for functions of the kernel, not for a client.
 
-use super::{as_it_is, sure, sure_of, Consumer, Pairing, Refusal, Registers};
+use super::{as_it_is, sure_of, Consumer, Pairing, Refusal, Registers};
 use crate::facts;
 use crate::machine::{Machine, REGISTER};
 use crate::setting::{vendor, Vendor};
@@ -13,7 +13,10 @@ pub const LIBFABRIC: Consumer = Consumer {
     id: "consumers.libfabric",
     name: "libfabric",
     source: "vrb_os_mem_support in prov/verbs/include/linux/verbs_osd.h of libfabric 32dfaf9dadd7, cuda_hmem_init in src/hmem_cuda.c, ofi_hmem_init in src/hmem.c",
-    unsure: sure,
+    unsure: |environment| {
+        let iface = environment.get("FI_VERBS_IFACE").filter(|value| !value.is_empty())?;
+        Some(format!("FI_VERBS_IFACE={iface} picks NICs by their network interfaces, which is not judged here"))
+    },
     unsure_of: sure_of,
     told_by: sure_of,
     maps: as_it_is,
@@ -57,6 +60,12 @@ pub const LIBFABRIC: Consumer = Consumer {
         let wanted = if vendor(pairing.nic) == Vendor::Efa { ["efa", "verbs"] } else { ["verbs", "ofi_rxm"] };
         if let Some(list) = list("FI_PROVIDER").filter(|list| leaves_out(list, &wanted)) {
             return off(format!("FI_PROVIDER={list} takes its verbs provider away"), "FI_PROVIDER");
+        }
+        // As vrb_init_info() compares them: the beginning of a name, without case.
+        let name = pairing.nic.name.to_ascii_lowercase();
+        let is_other = |wanted: &&str| !name.starts_with(&wanted.to_ascii_lowercase());
+        if let Some(wanted) = list("FI_VERBS_DEVICE_NAME").filter(is_other).filter(|_| vendor(pairing.nic) != Vendor::Efa) {
+            return off(format!("FI_VERBS_DEVICE_NAME={wanted} takes {} away", pairing.nic.name), "FI_VERBS_DEVICE_NAME");
         }
         // Of hmem.c: names with a semicolon between them.
         let has_cuda = |list: &str| list.split(';').any(|kind| kind.eq_ignore_ascii_case("cuda"));

@@ -50,9 +50,9 @@ pub struct Consumer {
     /// What of the variables is not understood, so that it may do otherwise.
     pub unsure: fn(&Environment) -> Option<String>,
     /// Returns what is not understood of a GPU and a NIC, so that the program may treat them otherwise.
-    pub unsure_of: fn(&Pairing, &Environment) -> Option<String>,
+    pub unsure_of: fn(&Machine, &Pairing, &Environment) -> Option<String>,
     /// Returns where the program takes the distance of a GPU and a NIC from, if not from this machine.
-    pub told_by: fn(&Pairing, &Environment) -> Option<String>,
+    pub told_by: fn(&Machine, &Pairing, &Environment) -> Option<String>,
     /// Returns the way that a dma-buf takes when the program has it mapped for a GPU and a NIC.
     pub maps: fn(&Pairing, &Environment, Way) -> Way,
     /// What of a GPU and a NIC keeps it from that.
@@ -116,8 +116,9 @@ pub struct Verdict {
 /// devices are left out: with them the CPU moves every byte.
 pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
     let mut pairings = Vec::new();
-    for gpu in machine.gpus() {
-        let nics = machine.rdma.iter().filter(|device| !device.software && device.is_active());
+    for gpu in machine.gpus().into_iter().filter(|gpu| machine.was_given_gpu(gpu) != Some(false)) {
+        let is_here = |device: &&RdmaDevice| !device.software && machine.was_given_nic(device) != Some(false);
+        let nics = machine.rdma.iter().filter(is_here).filter(|device| device.is_active());
         let nics = nics.filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?)));
         let pairs: Vec<_> = nics.map(|(device, nic)| (device, nic, gpu.way_to(nic).distance)).collect();
         let nearest = pairs.iter().map(|(.., distance)| *distance).min();
@@ -178,6 +179,9 @@ impl Consumer {
     }
 
     fn does_here(&self, pairing: &Pairing, machine: &Machine, environment: &Environment) -> Does {
+        if let Some(refusal) = without_gpus(machine, environment) {
+            return Does::Copies(refusal);
+        }
         let can = |way| way::possible(machine, pairing.gpu, pairing.nic, way);
         let does = match (self.registers)(machine, environment, &can(Way::DmaBuf)) {
             Registers::By(way, seen) => {
@@ -195,7 +199,7 @@ impl Consumer {
             Registers::No(refusal) => return Does::Copies(refusal),
             Registers::Unknown(why) => Does::Unknown(why),
         };
-        match self.not_understood(environment).or_else(|| (self.unsure_of)(pairing, environment)) {
+        match self.not_understood(environment).or_else(|| (self.unsure_of)(machine, pairing, environment)) {
             Some(why) => Does::Unknown(why),
             None if vendor(pairing.nic) == Vendor::Efa => self.with_efa(pairing, machine, does),
             None => does,
@@ -255,6 +259,9 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     if let Some((_, cure)) = machine.refusal(gpu) {
         return Some(cure.to_owned());
     }
+    if machine.waits_for_fabric(gpu).is_some() {
+        return Some("what [gpus.fabric] says".to_owned());
+    }
     if setting::family_without_gpudirect(machine, pairing.nic).is_some() {
         return Some(BY_RDMA.to_owned());
     }
@@ -279,13 +286,25 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     never_asks.then(|| "use dma-buf, or another NIC: what [api.driver] says".to_owned())
 }
 
-/// Says that a program has no variable that this program does not understand.
-fn sure(_: &Environment) -> Option<String> {
-    None
+/// Returns that CUDA_VISIBLE_DEVICES leaves a program no GPU: CUDA takes the entries before the first that is
+/// none of this machine.
+fn without_gpus(machine: &Machine, environment: &Environment) -> Option<Refusal> {
+    let list = environment.get(VISIBLE)?;
+    let first = list.split(',').next().unwrap_or_default().trim();
+    let number = first.parse::<i64>().ok();
+    let is_none = number.is_some_and(|number| usize::try_from(number).map_or(true, |at| at >= machine.gpus().len()));
+    (first.is_empty() || is_none).then(|| Refusal {
+        because: format!("{VISIBLE}={list} leaves it no GPU"),
+        set: Some(format!("unset {VISIBLE}")),
+        seen: format!("environment of {}", environment.whose),
+    })
 }
 
+/// The variable that picks the GPUs of a program.
+pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
 /// Says of a GPU and a NIC that nothing beside this machine decides.
-fn sure_of(_: &Pairing, _: &Environment) -> Option<String> {
+fn sure_of(_: &Machine, _: &Pairing, _: &Environment) -> Option<String> {
     None
 }
 
@@ -295,14 +314,8 @@ fn as_it_is(_: &Pairing, _: &Environment, way: Way) -> Way {
 }
 
 /// What all of them look at: a file by which they know the module, or dma-buf, which they prefer.
-/// `wanted` says whether they may use dma-buf, or which variable keeps them from it.
-fn by_file(
-    machine: &Machine,
-    files: &[&str],
-    wanted: Result<(), String>,
-    offered: &Judged,
-    else_it: &str,
-) -> Registers {
+/// `wanted` says whether they may use dma-buf, or what keeps them from it.
+fn by_file(machine: &Machine, files: &[&str], wanted: Result<(), Keeps>, offered: &Judged, else_it: &str) -> Registers {
     if wanted.is_ok() && offered.is_yes() {
         return Registers::By(Way::DmaBuf, "the kernel, the GPU's and the NIC's driver offer dma-buf".to_owned());
     }
@@ -312,21 +325,36 @@ fn by_file(
     let seen = format!("none of {}", files.join(", "));
     match (wanted, offered) {
         (Ok(()), Judged::Unknown(why)) => Registers::Unknown(why.clone()),
-        (Err(variable), Judged::Yes(_) | Judged::Unknown(_)) => Registers::No(Refusal {
-            because: format!("it does not find the module, {variable} keeps it from dma-buf, and it {else_it}"),
-            set: Some(format!("unset {}", variable.split('=').next().unwrap_or(&variable))),
+        (Err(keeps), Judged::Yes(_) | Judged::Unknown(_)) => Registers::No(Refusal {
+            because: format!("it does not find the module, {} keeps it from dma-buf, and it {else_it}", keeps.words),
+            set: Some(keeps.cure),
             seen,
         }),
         _ => Registers::No(Refusal { because: format!("it does not find the module and {else_it}"), set: None, seen }),
     }
 }
 
+/// A variable that keeps a program from dma-buf.
+struct Keeps {
+    /// The variable with its value.
+    words: String,
+    /// What takes it away.
+    cure: String,
+}
+
+impl Keeps {
+    /// A variable of the environment.
+    fn by(name: &str, value: &str) -> Self {
+        Self { words: format!("{name}={value}"), cure: format!("unset {name}") }
+    }
+}
+
 /// Returns what puts a NIC back that a list takes away: an entry more, or for a list of those that are
-/// left out (`^`) no list.
-fn put_back(variable: &str, list: &str, entry: &str) -> String {
+/// left out (`^`) no list, which `take_out` says.
+fn put_back(variable: &str, list: &str, entry: &str, take_out: &str) -> String {
     match list.starts_with('^') {
         true => format!(
-            "take {} out of the list that {variable} leaves out, or unset {variable}",
+            "take {} out of the list that {variable} leaves out, or {take_out}",
             entry.split(':').next().unwrap_or(entry)
         ),
         false => format!("set {variable}={list},{entry}"),

@@ -22,7 +22,7 @@ pub const MOONCAKE: Consumer = Consumer {
         let value = environment.get(TCP).filter(|_| environment.get(HCA).is_none() && !environment.says_yes(TCP))?;
         Some(format!("{TCP}={value} has older versions take TCP, which ask only whether it is set, and newer ones not"))
     },
-    unsure_of: |pairing, environment| {
+    unsure_of: |_, pairing, environment| {
         let list = environment.get(FILTERS).filter(|list| !list.is_empty())?;
         let nic = &pairing.nic.name;
         let is_in_it = list.split(',').any(|name| name.trim() == nic);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NCCL: its InfiniBand transport, its GPU-initiated networking (GIN), and its SHARP plugin.
 
-use super::{as_it_is, by_file, lists, put_back, sure_of, Consumer, Pairing, Refusal};
+use super::{as_it_is, by_file, lists, put_back, sure_of, Consumer, Keeps, Pairing, Refusal};
 use crate::environment::Environment;
 use crate::facts;
 use crate::machine::Machine;
@@ -40,6 +40,13 @@ pub const GIN: Consumer = Consumer {
     },
     refuses: |pairing, _, environment| {
         let mlx5 = pairing.nic.module.as_deref() == Some("mlx5_ib");
+        if let Some((Number::Is(0), value, place)) = Number::of("NCCL_GIN_ENABLE", environment) {
+            return Some(Refusal {
+                because: format!("NCCL_GIN_ENABLE={value} switches it off"),
+                set: Some("unset NCCL_GIN_ENABLE".to_owned()),
+                seen: format!("NCCL_GIN_ENABLE of {place}"),
+            });
+        }
         off(pairing, environment).or_else(|| {
             (!mlx5).then(|| Refusal {
                 because: format!("{} is not an mlx5 NIC, and only these serve GPU-initiated queues", pairing.nic.name),
@@ -64,13 +71,19 @@ pub const SHARP: Consumer = Consumer {
     refuses,
 };
 
-/// Returns what other versions of NCCL than the one whose rules are known do here.
-pub fn by_version(machine: &Machine) -> Vec<String> {
+/// Returns what other versions of NCCL than the one whose rules are known do here, and what it does by halves.
+pub fn notes(machine: &Machine, environment: &Environment) -> Vec<String> {
     let rule = &facts::NCCL_PEERS_ONLY;
     let by_module = machine.loaded.is_some() && !machine.dma_buf();
     let no_peers = !machine.root.exists(NV_MEM);
     let note = || format!("{} {} looks only at /sys/kernel/mm/memory_peers, and copies here", rule.of, rule.range());
-    (by_module && no_peers).then(note).into_iter().collect()
+    let reads = match Number::of("NCCL_NET_GDR_READ", environment) {
+        Some((Number::Is(0), value, _)) => {
+            Some(format!("what it sends it reads from host memory (NCCL_NET_GDR_READ={value})"))
+        }
+        _ => None,
+    };
+    (by_module && no_peers).then(note).into_iter().chain(reads).collect()
 }
 
 /// The number that a variable of NCCL's has (ncclLoadParam in src/misc/param.cc).
@@ -112,9 +125,9 @@ impl Number {
 }
 
 /// Whether it may use dma-buf, or the variable that says no.
-fn dma_buf(environment: &Environment) -> Result<(), String> {
+fn dma_buf(environment: &Environment) -> Result<(), Keeps> {
     match Number::of("NCCL_DMABUF_ENABLE", environment) {
-        Some((Number::Is(0), value, _)) => Err(format!("NCCL_DMABUF_ENABLE={value}")),
+        Some((Number::Is(0), value, _)) => Err(Keeps::by("NCCL_DMABUF_ENABLE", value)),
         _ => Ok(()),
     }
 }
@@ -139,7 +152,7 @@ fn off(pairing: &Pairing, environment: &Environment) -> Option<Refusal> {
         return Some(refusal("NCCL_NET", value, place, "unset NCCL_NET".to_owned()));
     }
     let (value, place) = environment.nccl("NCCL_IB_HCA")?;
-    let set = put_back("NCCL_IB_HCA", value, &pairing.nic.name);
+    let set = put_back("NCCL_IB_HCA", value, &pairing.nic.name, "unset NCCL_IB_HCA");
     (!value.is_empty() && !lists(value, pairing.nic)).then(|| refusal("NCCL_IB_HCA", value, place, set))
 }
 
@@ -182,7 +195,7 @@ fn by_topology(pairing: &Pairing, environment: &Environment) -> Option<Result<Ap
 }
 
 /// Returns why that file says nothing of a GPU and a NIC.
-fn not_in_topology(pairing: &Pairing, environment: &Environment) -> Option<String> {
+fn not_in_topology(_: &Machine, pairing: &Pairing, environment: &Environment) -> Option<String> {
     let file = environment.topology.as_ref()?;
     let told = |why: &str| format!("distances come from {}, and {why}", file.setting);
     match by_topology(pairing, environment)? {
@@ -195,7 +208,7 @@ fn not_in_topology(pairing: &Pairing, environment: &Environment) -> Option<Strin
 }
 
 /// Returns where the distance of a GPU and a NIC comes from, if from a file that NCCL is given.
-fn told_by(pairing: &Pairing, environment: &Environment) -> Option<String> {
+fn told_by(_: &Machine, pairing: &Pairing, environment: &Environment) -> Option<String> {
     let apart = by_topology(pairing, environment)?.ok()?;
     let file = environment.topology.as_ref()?;
     Some(format!("distances come from {}, where the two are {} apart", file.setting, apart.distance.text()))
@@ -276,10 +289,10 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
         return Some(refusal);
     }
     // Said to be unknown.
-    if topology_not_understood(environment).is_some() || not_in_topology(pairing, environment).is_some() {
+    if topology_not_understood(environment).is_some() || not_in_topology(machine, pairing, environment).is_some() {
         return None;
     }
-    let file = told_by(pairing, environment);
+    let file = told_by(machine, pairing, environment);
     if by_topology(pairing, environment).and_then(Result::ok).is_some_and(|apart| apart.without_gdr) {
         let setting = environment.topology.as_ref().map_or("", |file| &file.setting);
         return Some(Refusal {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NVSHMEM. Of its NICs it takes the nearest, however far that is.
 
-use super::{as_it_is, by_file, lists, put_back, sure_of, Consumer, Pairing, Refusal};
+use super::{as_it_is, by_file, lists, put_back, sure_of, Consumer, Keeps, Pairing, Refusal};
 use crate::environment::Environment;
 use crate::facts;
 use crate::machine::Machine;
@@ -45,7 +45,7 @@ pub const NVSHMEM: Consumer = Consumer {
     maps: as_it_is,
     registers: |machine, environment, offered| {
         let dma_buf = match environment.says_yes("NVSHMEM_IB_DISABLE_DMABUF") {
-            true => Err("NVSHMEM_IB_DISABLE_DMABUF=1".to_owned()),
+            true => Err(Keeps::by("NVSHMEM_IB_DISABLE_DMABUF", "1")),
             false => Ok(()),
         };
         by_file(machine, &FILES, dma_buf, offered, "skips its InfiniBand transports")
@@ -80,7 +80,7 @@ pub const NVSHMEM: Consumer = Consumer {
             if !lists(&entries.collect::<Vec<_>>().join(","), pairing.nic) {
                 return Some(Refusal {
                     because: format!("{name}={list} takes {nic} away"),
-                    set: Some(put_back(name, list, &format!("{nic}{missing}"))),
+                    set: Some(put_back(name, list, &format!("{nic}{missing}"), &format!("unset {name}"))),
                     seen,
                 });
             }

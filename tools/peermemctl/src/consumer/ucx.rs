@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 //! UCX. It registers at any distance, and chooses by what it believes each way to carry.
 
-use super::{as_it_is, by_file, put_back, sure, sure_of, Consumer, Pairing, Refusal};
+use super::{as_it_is, by_file, put_back, sure_of, Consumer, Keeps, Pairing, Refusal};
+use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
 use crate::pci::Distance;
 use crate::rdma::RdmaDevice;
+use crate::way;
 
 const FILES: [&str; 3] = [
     "/sys/kernel/mm/memory_peers/nv_mem/version",
@@ -16,43 +18,50 @@ const FILES: [&str; 3] = [
 pub const UCX: Consumer = Consumer {
     id: "consumers.ucx",
     name: "UCX",
-    source: "uct_ib_md_open_common in src/uct/ib/base/ib_md.c of UCX 9466d104a3; ucs_topo_update_distance_sysfs in src/ucs/sys/topo/base/topo.c of 020e2aa88aba",
-    unsure: sure,
-    unsure_of: |pairing, environment| {
-        let list = environment.get("UCX_NET_DEVICES")?;
-        (takes(list, pairing.nic) != takes_as_ever(list, pairing.nic)).then(|| {
-            let rule = &facts::UCX_PORTS;
+    source: "uct_ib_md_open_common in src/uct/ib/base/ib_md.c of UCX 9466d104a3; ucs_topo_update_distance_sysfs in src/ucs/sys/topo/base/topo.c of 020e2aa88aba; ucs_config_parse_config_files in src/ucs/config/parser.c of 017c771c899a",
+    unsure: |environment| environment.doubt_of_ucx().or_else(|| elsewhere(environment)),
+    unsure_of: |machine, pairing, environment| {
+        let ports = environment.ucx("UCX_NET_DEVICES").filter(|given| {
+            takes(given.value, pairing.nic) != takes_as_ever(given.value, pairing.nic)
+        });
+        let by_ports = ports.map(|given| {
             format!(
-                "UCX_NET_DEVICES={list} means another thing to versions before 2026, which know {}:1 alone ({})",
-                pairing.nic.name, rule.source
+                "{} means another thing to versions before 2026, which know {}:1 alone ({})",
+                given.words(),
+                pairing.nic.name,
+                facts::UCX_PORTS.source
             )
-        })
+        });
+        let is_off = environment.ucx("UCX_IB_DIRECT_NIC").is_some_and(|given| given.says_no());
+        let by_direct = || way::mapped_for_another(machine, pairing.gpu, pairing.nic).filter(|_| !is_off);
+        by_ports.or_else(by_direct)
     },
     told_by: sure_of,
     maps: as_it_is,
     registers: |machine, environment, offered| {
-        let dma_buf = match environment.says_no("UCX_CUDA_COPY_DMABUF") {
-            true => Err("UCX_CUDA_COPY_DMABUF=no".to_owned()),
-            false => Ok(()),
-        };
+        let no = environment.ucx("UCX_CUDA_COPY_DMABUF").filter(Given::says_no);
+        let dma_buf = no.map_or(Ok(()), |no| Err(Keeps { words: no.words(), cure: no.take_out() }));
         by_file(machine, &FILES, dma_buf, offered, "copies through host memory")
     },
     refuses: |pairing, machine, environment| {
         let nic = &pairing.nic.name;
-        let off = |variable: &str, set: String| Refusal {
-            because: format!("{variable} takes {nic} away"),
+        let off = |given: &Given, set: String| Refusal {
+            because: format!("{} takes {nic} away", given.words()),
             set: Some(set),
-            seen: format!("environment of {}", environment.whose),
+            seen: given.place.clone(),
         };
-        if environment.says_no("UCX_IB_GPU_DIRECT_RDMA") {
-            return Some(off("UCX_IB_GPU_DIRECT_RDMA=no", "unset UCX_IB_GPU_DIRECT_RDMA".to_owned()));
+        if let Some(given) = environment.ucx("UCX_IB_GPU_DIRECT_RDMA").filter(Given::says_no) {
+            return Some(off(&given, given.take_out()));
         }
-        let net_devices = environment.get("UCX_NET_DEVICES").filter(|list| !list.is_empty());
-        let is_out = |list: &&str| !takes(list, pairing.nic) && !takes_as_ever(list, pairing.nic);
-        if let Some(list) = net_devices.filter(is_out) {
-            return Some(off(&format!("UCX_NET_DEVICES={list}"), put_back("UCX_NET_DEVICES", list, &format!("{nic}:1"))));
+        let is_out = |given: &Given| {
+            let list = given.value;
+            !list.is_empty() && !takes(list, pairing.nic) && !takes_as_ever(list, pairing.nic)
+        };
+        if let Some(given) = environment.ucx("UCX_NET_DEVICES").filter(is_out) {
+            let set = put_back("UCX_NET_DEVICES", given.value, &format!("{nic}:1"), &given.take_out());
+            return Some(off(&given, set));
         }
-        if let Some(refusal) = environment.get("UCX_TLS").and_then(|list| transports(list, &environment.whose)) {
+        if let Some(refusal) = environment.ucx("UCX_TLS").and_then(|given| transports(&given)) {
             return Some(refusal);
         }
         (pairing.distance == Distance::Sys).then(|| Refusal {
@@ -62,6 +71,17 @@ pub const UCX: Consumer = Consumer {
         })
     },
 };
+
+/// Returns what may have UCX leave its module for InfiniBand out, or a program leave UCX out.
+fn elsewhere(environment: &Environment) -> Option<String> {
+    if let Some(given) = environment.ucx("UCX_MODULES").filter(|given| !["", "all"].contains(&given.value)) {
+        return Some(format!("{} picks its modules, which is not judged here", given.words()));
+    }
+    let pml = environment.get("OMPI_MCA_pml").filter(|pml| !pml.is_empty())?;
+    let (others, names) = pml.strip_prefix('^').map_or((false, pml), |names| (true, names));
+    let is_taken = names.split(',').any(|name| name.trim() == "ucx") != others;
+    (!is_taken).then(|| format!("with the pml {pml} (OMPI_MCA_pml) Open MPI does not take UCX"))
+}
 
 /// Returns what brings a GPU a NIC of its own NUMA node.
 fn nearer(pairing: &Pairing, machine: &Machine) -> String {
@@ -105,15 +125,16 @@ fn is_taken(list: &str, nic: &RdmaDevice, is_it: impl Fn(&str, &str, &str) -> bo
 }
 
 /// Returns what a list of transports (UCX_TLS) lacks: one of InfiniBand, or CUDA's.
-fn transports(list: &str, whose: &str) -> Option<Refusal> {
+fn transports(given: &Given) -> Option<Refusal> {
     // srd is an EFA's.
     const RDMA: [&str; 18] = [
         "all", "ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "rc_gda", "ud", "ud_v", "ud_x", "ud_verbs",
         "ud_mlx5", "dc", "dc_x", "dc_mlx5", "gga_mlx5", "srd",
     ];
     const CUDA: [&str; 3] = ["all", "cuda", "cuda_copy"];
-    let (others, list_of) = list.strip_prefix('^').map_or((false, list), |list| (true, list));
-    let names: Vec<&str> = list_of
+    let list = given.value;
+    let (others, list) = list.strip_prefix('^').map_or((false, list), |list| (true, list));
+    let names: Vec<&str> = list
         .split(',')
         .map(|name| name.trim().trim_start_matches('\\').split(':').next().unwrap_or_default())
         .collect();
@@ -124,9 +145,9 @@ fn transports(list: &str, whose: &str) -> Option<Refusal> {
         false => (named(&RDMA), named(&CUDA)),
     };
     let refusal = |lacks: &str| Refusal {
-        because: format!("UCX_TLS={list} {lacks}"),
-        set: Some("unset UCX_TLS".to_owned()),
-        seen: format!("environment of {whose}"),
+        because: format!("{} {lacks}", given.words()),
+        set: Some(given.take_out()),
+        seen: given.place.clone(),
     };
     match (has_rdma, has_cuda) {
         (false, _) => Some(refusal("leaves no transport of InfiniBand")),
@@ -135,14 +156,26 @@ fn transports(list: &str, whose: &str) -> Option<Refusal> {
     }
 }
 
-/// Returns what other versions of UCX than the one whose rules are known do here.
-pub fn by_version(machine: &Machine) -> Vec<String> {
+/// Returns what other versions of UCX than the one whose rules are known do here with these NICs.
+pub fn by_version(machine: &Machine, environment: &Environment, nics: &[&RdmaDevice]) -> Vec<String> {
     let rule = &facts::UCX_PEERS_ONLY;
     // These versions know no dma-buf, so what the machine offers of that does not matter.
     let by_module = machine.loaded.is_some();
     let no_peers = !machine.root.exists("/sys/kernel/mm/memory_peers/nv_mem/version");
     let note = || format!("{} {} looks only at /sys/kernel/mm/memory_peers, and copies here", rule.of, rule.range());
-    (by_module && no_peers).then(note).into_iter().collect()
+    let by_file = (by_module && no_peers).then(note);
+    by_file.into_iter().chain(dropped(environment, nics)).collect()
+}
+
+/// Says that versions of UCX drop each datagram that such a NIC receives ([`facts::UCX_UD`]).
+fn dropped(environment: &Environment, nics: &[&RdmaDevice]) -> Option<String> {
+    const CHECK: &str = "UCX_UD_VERBS_ETH_DGID_CHECK";
+    const SILENT: [&str; 2] = ["irdma", "rdma_rxe"];
+    let module = nics.iter().filter_map(|nic| nic.module.as_deref()).find(|module| SILENT.contains(module))?;
+    let is_off = environment.ucx(CHECK).is_some_and(|given| given.says_no());
+    (!is_off).then(|| {
+        format!("versions before openucx/ucx#10209, whose first release is not known here, drop what their UD transport receives from {module}, and connections hang: set {CHECK}=n")
+    })
 }
 
 #[cfg(test)]
@@ -167,7 +200,8 @@ mod tests {
             ("^cuda_copy", false),
             ("self", false),
         ] {
-            assert_eq!(transports(list, "").is_none(), wanted, "{list}");
+            let given = Given::of_environment("UCX_TLS", list, "");
+            assert_eq!(transports(&given).is_none(), wanted, "{list}");
         }
     }
 }

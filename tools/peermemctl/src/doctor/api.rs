@@ -77,10 +77,23 @@ fn no_api(machine: &Machine, release: &str) -> Check {
     let by_dma_buf: Vec<&RdmaDevice> = machine.rdma.iter().filter(|nic| has_dma_buf(machine, nic)).collect();
     // Then nothing is missing.
     if !by_dma_buf.is_empty() {
-        let vendors: Vec<String> = by_dma_buf.iter().filter_map(|nic| no_need(nic)).collect();
-        let words = match vendors.is_empty() {
+        // Each kind of NIC is explained once.
+        let of_kind = |nic: &RdmaDevice| no_need(nic).map(|_| nic.module.clone());
+        let mut kinds: Vec<(Option<String>, String, Vec<&str>)> = Vec::new();
+        for (nic, kind) in by_dma_buf.iter().filter_map(|nic| Some((nic, of_kind(nic)?))) {
+            match kinds.iter_mut().find(|(other, ..)| *other == kind) {
+                Some((.., others)) => others.push(&nic.name),
+                None => kinds.push((kind, no_need(nic).unwrap_or_default(), Vec::new())),
+            }
+        }
+        let explained = kinds.into_iter().map(|(_, words, others)| match others.is_empty() {
+            true => words,
+            false => format!("{words}; so it is with {}", others.join(", ")),
+        });
+        let explained: Vec<String> = explained.collect();
+        let words = match explained.is_empty() {
             true => "which programs use that register by dma-buf (NCCL, UCX, NVSHMEM and libfabric by default); a plain ibv_reg_mr() of GPU memory fails".to_owned(),
-            false => vendors.join("; "),
+            false => explained.join("; "),
         };
         return Check::ok(EXPORTED, format!("{none}: {words}")).seen(seen);
     }
@@ -235,8 +248,7 @@ fn loaded_core(machine: &Machine) -> bool {
 }
 
 /// What the loader says, after it has refused the module, when that was built against another core
-/// than the one that is loaded. Before that nothing is said: the versions in a module file are
-/// compared with nobody's.
+/// than the one that is loaded. Before that, `module.versions` compares what files say.
 fn version_mismatch(machine: &Machine) -> Option<Check> {
     if machine.loaded.is_some() {
         return None;
@@ -250,7 +262,7 @@ fn version_mismatch(machine: &Machine) -> Option<Check> {
         Check::fail(
             "api.version",
             "nvidia-peermem was built against another RDMA core or GPU driver than the loaded one",
-            "rebuild it against what is installed now: make clean; make; make install",
+            module::REBUILD,
         )
         .seen(format!("kernel log: {line}")),
     )

@@ -9,13 +9,14 @@ const ORDER: [&[&str]; 6] = [
     // Nothing else can be mended while a task holds the GPU driver's lock.
     &["log.hung", "clients.callbacks"],
     &["gpus.present", "fabric.rdma"],
-    &["driver.loaded", "driver.exports"],
+    &["driver.loaded", "driver.exports", "gpus.fabric"],
     &["api.exported", "api.driver"],
     &[
         "module.shut",
         "module.blocked",
         "module.file",
         "module.vermagic",
+        "module.versions",
         "module.signature",
         "module.stub",
         "api.version",
@@ -41,7 +42,9 @@ fn causes(id: &str) -> Vec<&'static str> {
         "driver.loaded" => vec!["gpus.present"],
         // It loads without a NIC.
         "module.loaded" => all()
-            .filter(|other| !matches!(*other, "module.loaded" | "fabric.rdma" | "api.driver" | "gpus.answers"))
+            .filter(|other| {
+                !matches!(*other, "module.loaded" | "fabric.rdma" | "api.driver" | "gpus.answers" | "gpus.fabric")
+            })
             .collect(),
         // Installed for nothing, as long as there is no core for it.
         "module.file" | "module.stub" => vec!["api.exported"],

@@ -43,7 +43,8 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
         let (nic, distance) = (&nearest.nic.name, nearest.distance.text());
         let check = match does(nearest) {
             Does::Direct(way, seen) => {
-                let told = (consumer.told_by)(nearest, environment).map_or(String::new(), |told| format!("; {told}"));
+                let told = (consumer.told_by)(machine, nearest, environment);
+                let told = told.map_or(String::new(), |told| format!("; {told}"));
                 let by = way.text();
                 Check::ok(consumer.id, format!("{name}: yes, GPU {gpu} with {nic} ({distance}), by {by}{told}"))
                     .about(Kind::Gpu, gpu, format!("{name}: yes, {{}}, nearest NIC ({distance}), by {by}{told}"))
@@ -60,8 +61,10 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
                     .about(Kind::Gpu, gpu, format!("{name}: no for {{}}, because {because}{set}"))
                     .seen(refusal.seen)
             }
-            // gpus.present has said so.
-            Does::Copies(refusal) if machine.refusal(nearest.gpu).is_some() => {
+            // gpus.present or gpus.fabric has said so.
+            Does::Copies(refusal)
+                if machine.refusal(nearest.gpu).is_some() || machine.waits_for_fabric(nearest.gpu).is_some() =>
+            {
                 Check::skip(consumer.id, format!("{name}: no, because {}", refusal.because))
                     .about(Kind::Gpu, gpu, format!("{name}: no for {{}}, because {}", refusal.because))
                     .seen(refusal.seen)
@@ -90,10 +93,11 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
         note(&mut checks, &nvshmem::by_version(machine, environment, &nics));
     }
     if consumer.id == "consumers.nccl" {
-        note(&mut checks, &nccl::by_version(machine));
+        note(&mut checks, &nccl::notes(machine, environment));
     }
     if consumer.id == "consumers.ucx" {
-        note(&mut checks, &ucx::by_version(machine));
+        let active: Vec<&RdmaDevice> = machine.rdma.iter().filter(|nic| nic.is_active()).collect();
+        note(&mut checks, &ucx::by_version(machine, environment, &active));
     }
     checks
 }
@@ -153,8 +157,18 @@ fn without_pairs(
     let mut hardware = machine.rdma.iter().filter(|nic| !nic.software).peekable();
     let by_software = machine.rdma.iter().any(|nic| nic.software && nic.is_active());
     if hardware.peek().is_some() && !by_software {
-        let said = match (machine.gpus().is_empty(), hardware.any(RdmaDevice::is_active)) {
+        let gpus = machine.gpus();
+        let none_given = !gpus.is_empty() && gpus.iter().all(|gpu| machine.was_given_gpu(gpu) == Some(false));
+        let active = hardware.clone().filter(|nic| nic.is_active());
+        let is_foreign =
+            active.clone().next().is_some() && active.clone().all(|nic| machine.was_given_nic(nic) == Some(false));
+        let said = match (gpus.is_empty(), hardware.any(RdmaDevice::is_active)) {
             (true, _) => "no, because there is no GPU",
+            _ if none_given => "no, because this container was given no GPU",
+            _ if is_foreign => "no, because this container was given none of the NICs whose ports are active",
+            (false, false) if machine.rdma.iter().all(|nic| nic.ports.is_empty()) => {
+                "unknown, the ports of its NICs cannot be read"
+            }
             (false, false) => "no, because no port of a NIC is active",
             (false, true) => "unknown, where its NICs are on the PCI bus cannot be read",
         };

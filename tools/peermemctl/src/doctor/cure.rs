@@ -43,7 +43,7 @@ const HERE: [&str; 21] = [
     "consumers.mooncake",
     "ways.pairs",
 ];
-const MODULES: [&str; 24] = [
+const MODULES: [&str; 25] = [
     "driver.loaded",
     "driver.version",
     "driver.licence",
@@ -53,6 +53,7 @@ const MODULES: [&str; 24] = [
     "api.driver",
     "module.file",
     "module.vermagic",
+    "module.versions",
     "module.stub",
     "module.blocked",
     "module.signature",
@@ -69,7 +70,7 @@ const MODULES: [&str; 24] = [
     "limits.dkms",
     "consumers.operator",
 ];
-const HOST: [&str; 24] = [
+const HOST: [&str; 25] = [
     "fabric.port",
     "module.shut",
     "module.taint",
@@ -81,6 +82,7 @@ const HOST: [&str; 24] = [
     "registrations.orphan",
     "refusals.recent",
     "gpus.answers",
+    "gpus.fabric",
     "gpus.override",
     "gpus.dma_buf",
     "fabric.iommu",

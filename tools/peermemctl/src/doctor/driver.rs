@@ -61,7 +61,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
             format!("{what}; {}: {} ({})", rule.range(), rule.what, rule.source),
             match machine.setting.driver_container {
                 true => machine.setting.other_driver("driver 580"),
-                false => "install driver 580, or boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k)".to_owned(),
+                false => "install driver 580, or boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k; SUSE: kernel-default in the place of kernel-64kb)".to_owned(),
             },
         )
         .seen(format!("pages of 64 KiB, by {seen}"))

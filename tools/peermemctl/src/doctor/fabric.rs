@@ -10,6 +10,7 @@ use crate::pci::{self, Acs, Device, Distance, Iommu};
 use crate::rdma::RdmaDevice;
 use crate::root::Missing;
 use crate::text;
+use crate::way;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks = Vec::new();
@@ -27,13 +28,25 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
 
 /// What libibverbs opens.
 fn nodes(machine: &Machine) -> Option<Check> {
+    const CONTAINER: &str =
+        "start this container with --device=/dev/infiniband (Kubernetes: with what the RDMA device plugin offers)";
+    let may_reach = |nic: &&RdmaDevice| {
+        !(way::nic_asks_peers(machine, nic).is_no() && way::nic_takes_dma_buf(machine, nic).is_no())
+    };
+    let of_use: Vec<&RdmaDevice> = machine.rdma.iter().filter(|nic| !nic.software).filter(may_reach).collect();
+    if !of_use.is_empty() && of_use.iter().all(|nic| machine.was_given_nic(nic) == Some(false)) {
+        let names = of_use.iter().map(|nic| nic.name.as_str()).collect::<Vec<_>>().join(", ");
+        let message = format!("this container was not given {names}, and no other NIC here takes GPU memory");
+        let seen = "/dev/infiniband, ibdev in /sys/class/infiniband_verbs/uverbs*";
+        return Some(Check::fail("fabric.nodes", message, CONTAINER).seen(seen));
+    }
     let some = machine.root.names("/dev/infiniband").iter().any(|name| name.starts_with("uverbs"));
     (!some).then(|| {
         Check::fail(
             "fabric.nodes",
             "there is an RDMA device, but no /dev/infiniband/uverbs*: no program can open it",
             match machine.setting.container {
-                Some(_) => "start this container with --device=/dev/infiniband (Kubernetes: with what the RDMA device plugin offers)",
+                Some(_) => CONTAINER,
                 None => "modprobe ib_uverbs",
             },
         )

@@ -3,9 +3,10 @@
 
 use crate::check::{Check, Kind, Level};
 use crate::facts;
+use crate::kernel;
 use crate::machine::Machine;
 use crate::module_file::Maker;
-use crate::nvidia;
+use crate::nvidia::{self, Fabric};
 use crate::pci::Device;
 use crate::peermem::Registration;
 use crate::root::Silent;
@@ -36,7 +37,9 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
         checks.extend(shared(machine, gpu));
         checks.extend(refused_parts(machine, gpu));
         checks.extend(coherent(machine, gpu));
+        checks.extend(fabric(machine, gpu));
     }
+    checks.extend(fabric_manager(machine));
     if !machine.gpus().is_empty() {
         checks.extend(nodes(machine));
         checks.push(dma_buf(machine));
@@ -258,9 +261,90 @@ fn coherent(machine: &Machine, gpu: &Device) -> Option<Check> {
     .seen("root ports of Grace above it in /sys/bus/pci/devices"))
 }
 
+/// Returns what has the GPUs registered with the fabric of NVLink.
+fn register(machine: &Machine) -> String {
+    let setting = &machine.setting;
+    if setting.virtual_machine.is_some() && !machine.has_nvswitch() {
+        return "this is a virtual machine without NVSwitches: have the fabric manager of its host activate the partition of these GPUs".to_owned();
+    }
+    if setting.driver_container {
+        return "nv-fabricmanager comes from a container here, the GPU driver's: kubectl logs of its pod says why it did not set the fabric up".to_owned();
+    }
+    let version = machine.driver.as_ref().and_then(|driver| driver.version.as_deref()).unwrap_or("of nvidia.ko");
+    setting.on_host(&format!("journalctl -u nvidia-fabricmanager says why it did not set the fabric up; if it is missing or of another version, install nvidia-fabricmanager {version} (with NVLink 5 nvlsm, too), then systemctl enable --now nvidia-fabricmanager"))
+}
+
+/// Whether a GPU is registered with the fabric of NVLink. One that could not be does without NVLink, as
+/// "Fabric Manager" of NVIDIA's documentation has it (docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide).
+fn fabric(machine: &Machine, gpu: &Device) -> Option<Check> {
+    const ID: &str = "gpus.fabric";
+    const SEEN: &str = "State and Status of Fabric in nvidia-smi -q";
+    if let Some(state) = machine.waits_for_fabric(gpu) {
+        let many = format!("are not registered with their NVLink fabric ({state}): CUDA fails with error 802");
+        return Some(
+            Check::fail(ID, way::not_in_fabric(gpu, state), register(machine))
+                .about(Kind::Gpu, &gpu.address, many)
+                .seen(SEEN),
+        );
+    }
+    let Fabric { state, status } = &machine.told(gpu)?.fabric;
+    if state != "Completed" || status.is_empty() {
+        return None;
+    }
+    let (check, many) = match status.as_str() {
+        "Success" => (
+            Check::ok(ID, format!("GPU {} is registered with its NVLink fabric", gpu.address)),
+            "are registered with their NVLink fabric".to_owned(),
+        ),
+        _ => (
+            Check::warn(
+                ID,
+                format!("GPU {} could not be registered with its NVLink fabric ({status}): other GPUs reach it over PCIe only", gpu.address),
+                register(machine),
+            ),
+            format!("could not be registered with their NVLink fabric ({status}): other GPUs reach them over PCIe only"),
+        ),
+    };
+    Some(check.about(Kind::Gpu, &gpu.address, many).seen(SEEN))
+}
+
+/// Looks for the fabric manager where the GPUs do not tell their state, which those before Hopper do not.
+fn fabric_manager(machine: &Machine) -> Option<Check> {
+    // A process's name has 15 characters.
+    const NAME: &str = "nv-fabricmanage";
+    let root = machine.root;
+    let is_told = machine.gpus().into_iter().any(nvidia::tells_of_fabric);
+    let sees_all = root.exists("/proc/1/comm") && kernel::has_initial_pids(root);
+    let is_in_use = machine.registrations.iter().flatten().next().is_some();
+    if is_told || !machine.has_nvswitch() || !sees_all || is_in_use {
+        return None;
+    }
+    let pids = root.names("/proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    let mut names = pids.filter_map(|pid| root.line(&format!("/proc/{pid}/comm")));
+    (!names.any(|name| name.starts_with(NAME))).then(|| {
+        Check::warn(
+            "gpus.fabric",
+            "this machine has NVSwitches, and nv-fabricmanager does not run: where it has not set them up, CUDA fails with error 802, \"system not yet initialized\"",
+            register(machine),
+        )
+        .seen("PCI functions of NVIDIA's of class 0680; no nv-fabricmanager in /proc/*/comm")
+    })
+}
+
 /// CUDA opens these; a container that lacks them has no GPU.
 fn nodes(machine: &Machine) -> Option<Check> {
     machine.driver.as_ref()?;
+    let gpus = machine.gpus();
+    if machine.root.exists("/dev/nvidiactl") && gpus.iter().all(|gpu| machine.was_given_gpu(gpu) == Some(false)) {
+        return Some(
+            Check::fail(
+                "gpus.nodes",
+                "this container has none of the GPUs that the kernel shows: there is no /dev/nvidia0 or other node of one",
+                "start this container with a GPU (docker: --gpus all; Kubernetes: a limit of nvidia.com/gpu)",
+            )
+            .seen("/dev/nvidia*, Device Minor in /proc/driver/nvidia/gpus/*/information"),
+        );
+    }
     (!machine.root.exists("/dev/nvidiactl")).then(|| {
         Check::fail(
             "gpus.nodes",

@@ -167,19 +167,20 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             .about(Kind::Gpu, &gpu.address, format!("({model}): each {what}"))
             .seen(format!("/sys/bus/pci/devices/{}", gpu.address));
     }
-    let (check, many) = match (machine.refusal(gpu), gpu.driver.as_deref()) {
+    let silent = not_started(machine, gpu);
+    let (check, many) = match (machine.refusal(gpu), gpu.driver.as_deref(), silent) {
         // Other GPUs may do.
-        (Some((why, cure)), _) => {
+        (Some((why, cure)), ..) => {
             (Check::fail_unless(!in_vain, ID, format!("{name} {why}"), cure), format!("({model}): each {why}"))
         }
         // Such as with a changed driver or libcuda: NVIDIA/open-gpu-kernel-modules has forks that do so.
-        (None, Some("nvidia")) if machine.gpu_class(gpu).refusal().is_some() => {
+        (None, Some("nvidia"), _) if machine.gpu_class(gpu).refusal().is_some() => {
             let what =
                 "a GeForce board, for which NVIDIA supports no GPUDirect RDMA, and memory is pinned all the same";
             let fix = "keep what makes that work (a changed driver or libcuda) when the driver is updated, or use a data-centre or RTX professional GPU";
             (Check::warn(ID, format!("{name} is {what}"), fix), format!("({model}): each is {what}"))
         }
-        (_, Some("nvidia")) if not_started(machine, gpu).is_some() => {
+        (_, Some("nvidia"), Some(seen)) => {
             let check = Check::warn(
                 ID,
                 format!("{name} could not be initialised by nvidia.ko: no CUDA program sees it"),
@@ -188,13 +189,12 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
                     log::reset_gpu(machine, "that GPU")
                 )),
             );
-            let seen = not_started(machine, gpu).unwrap_or_default();
             (check.seen(seen), "could not be initialised by nvidia.ko".to_owned())
         }
-        (_, Some("nvidia")) => {
+        (_, Some("nvidia"), None) => {
             (Check::ok(ID, format!("{name} belongs to nvidia.ko")), format!("({model}) belong to nvidia.ko"))
         }
-        (_, Some(other)) => (
+        (_, Some(other), _) => (
             Check::fail_unless(
                 machine.gpus().iter().any(|gpu| gpu.driver.as_deref() == Some("nvidia")),
                 ID,
@@ -203,7 +203,11 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             ),
             format!("belong to the driver {other}"),
         ),
-        (_, None) => {
+        (_, None, _) if machine.drivers_are_hidden() => (
+            Check::skip(ID, format!("{name}: which driver it belongs to cannot be read")),
+            format!("({model}) have a driver that cannot be read"),
+        ),
+        (_, None, _) => {
             let (why, cure) = no_driver(machine, gpu);
             let others = machine.gpus().iter().any(|gpu| gpu.driver.as_deref() == Some("nvidia"));
             (Check::fail_unless(others, ID, format!("{name} has no driver{why}"), cure), "have no driver".to_owned())
@@ -462,6 +466,11 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
         .about(Kind::Nic, &device.name, "have fallen off the bus: they answer nothing")
         .seen(format!("only ones in /sys/bus/pci/devices/{}/config", nic.address));
     }
+    if device.ports.is_empty() {
+        return Check::skip(ID, format!("{}: its ports cannot be read", device.name))
+            .about(Kind::Nic, &device.name, "have ports that cannot be read")
+            .seen(format!("/sys/class/infiniband/{}/ports", device.name));
+    }
     let what = device
         .ports
         .iter()
@@ -474,13 +483,12 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
         _ => format!("{} over {at}", device.name),
     };
     let seen = format!("/sys/class/infiniband/{}/ports", device.name);
-    let (check, many) = match device.is_active() {
-        true => (Check::ok(ID, format!("{name}: {what}")), "have an active port"),
-        false if spare(machine, device).is_some() => {
-            let why = spare(machine, device).unwrap_or_default();
+    let (check, many) = match (device.is_active(), spare(machine, device)) {
+        (true, _) => (Check::ok(ID, format!("{name}: {what}")), "have an active port"),
+        (false, Some(why)) => {
             (Check::skip(ID, format!("{name}: no port is active, and {why}: {what}")), "have no active port, and are not needed")
         }
-        false => (
+        (false, None) => (
             Check::warn(
                 ID,
                 format!("{name}: no port is active: {what}"),

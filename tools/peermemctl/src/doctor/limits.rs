@@ -28,7 +28,8 @@ const HUGE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
 
 /// Returns the kernel's page size in KiB and where that was read. Huge pages tell it: a table of pages is a
 /// page of eight-byte entries, and a huge page is what one of them covers. Kernels without huge pages have
-/// it in their configuration, or in their name: 6.8.0-1015-nvidia-64k, 5.14.0-503.el9.aarch64+64k.
+/// it in their configuration, or in their name: 6.8.0-1015-nvidia-64k, 5.14.0-503.el9.aarch64+64k,
+/// 6.4.0-150600.23.7-64kb.
 pub fn page_kib(machine: &Machine) -> Option<(u32, String)> {
     let root = machine.root;
     let by_huge = match root.line(HUGE).as_deref() {
@@ -48,12 +49,10 @@ pub fn page_kib(machine: &Machine) -> Option<(u32, String)> {
     };
     let by_name = || {
         let ends = |page: u32| {
-            let word = format!("{page}k");
-            ["", "-debug"].iter().any(|more| {
-                release
-                    .strip_suffix(more)
-                    .and_then(|name| name.strip_suffix(&word))
-                    .is_some_and(|name| name.ends_with(['-', '+']))
+            // The last is SUSE's.
+            ["k", "k-debug", "kb"].iter().any(|unit| {
+                let before = release.strip_suffix(&format!("{page}{unit}"));
+                before.is_some_and(|name| name.ends_with(['-', '+']))
             })
         };
         Some(([16, 64].into_iter().find(|page| ends(*page))?, "/proc/sys/kernel/osrelease".to_owned()))
@@ -752,6 +751,7 @@ mod tests {
         assert_eq!(page("5.14.0-503.11.1.el9_5.aarch64+64k", &[]), Some(64));
         assert_eq!(page("5.14.0-503.11.1.el9_5.aarch64+64k-debug", &[]), Some(64));
         assert_eq!(page("6.8.0-1015-nvidia", &[]), None);
+        assert_eq!(page("6.4.0-150600.23.7-64kb", &[]), Some(64));
         assert_eq!(page("6.8.0-164k", &[]), None);
     }
 }

@@ -4,11 +4,11 @@
 use super::unload;
 use crate::check::Check;
 use crate::log_words::{
-    blocked_task, is_pcie_error, Nic, FAULTS, IOMMU, NICS, OF_PROGRAM, PCIE_RECOVERED, STUCK, WARNING, WHERE,
+    blocked_task, is_pcie_error, Nic, FAULTS, IOMMU, NICS, OF_PROGRAM, PCIE_RECOVERED, SMMU_NAMELESS, STUCK,
+    TAKEN_AWAY, WARNING, WHERE,
 };
 use crate::machine::{Machine, NAME};
 use crate::module_file::{self, ModuleFile};
-use crate::nvidia;
 use crate::pci;
 use crate::root::{Missing, Root};
 use crate::text;
@@ -148,7 +148,9 @@ fn hung(machine: &Machine) -> Option<Check> {
     let Some((task, evidence)) = waits(is_the_wait) else {
         return unbinding(machine, waits(is_an_unbind))
             .or_else(|| leaving(machine, waits(is_a_leave)))
-            .or_else(|| blocked(machine));
+            .or_else(|| taken_away(machine))
+            .or_else(|| blocked(machine))
+            .or_else(|| blocked_in_nic(machine));
     };
     let module = holder(machine);
     let used = match machine.modules.get(module).and_then(|loaded| loaded.refcount).filter(|count| *count > 0) {
@@ -212,6 +214,42 @@ fn blocked(machine: &Machine) -> Option<Check> {
             "log.hung",
             format!("{task} waits in the GPU driver, and nothing that was read tells for whom"),
             machine.setting.on_host("as root, grep -l nvidia /proc/*/task/*/stack names the tasks that wait there; if nvidia-smi hangs, too, reboot"),
+        )
+        .seen(evidence),
+    )
+}
+
+/// A GPU that nvidia.ko was to give up while somebody used it, by its own line in the kernel log: it waits for the
+/// last user, and nothing tells when that is over.
+fn taken_away(machine: &Machine) -> Option<Check> {
+    let of = |line: &String| {
+        let address = line.split_once(TAKEN_AWAY)?.1.split_ascii_whitespace().next()?;
+        // Whoever has a driver was bound again.
+        let is_bound = machine.pci(address).is_some_and(|gpu| gpu.driver.is_some());
+        (line.contains("NVRM") && !is_bound).then(|| (address.to_owned(), line.clone()))
+    };
+    let (address, line) = machine.log.iter().flatten().rev().find_map(of)?;
+    Some(
+        Check::warn(
+            "log.hung",
+            format!("GPU {address} was taken away from nvidia.ko while somebody used it: until the last user has gone nvidia.ko waits, perhaps for ever, and CUDA calls with it"),
+            machine.setting.on_host("end whoever has the GPU open or pins its memory (fuser -v /dev/nvidia*; peermemctl list); if nvidia-smi hangs then, reboot"),
+        )
+        .seen(format!("kernel log: {line}")),
+    )
+}
+
+/// Tasks that wait in the drivers of NICs, where nothing tells for whom.
+fn blocked_in_nic(machine: &Machine) -> Option<Check> {
+    const MODULES: [&str; 9] =
+        ["mlx5_core", "mlx5_ib", "bnxt_en", "bnxt_re", "irdma", "efa", "ionic_rdma", "ib_uverbs", "ib_core"];
+    let in_driver = |stack: &str| MODULES.iter().any(|module| names(stack, module));
+    let (task, evidence) = hung_by_log(machine, in_driver)?;
+    Some(
+        Check::warn(
+            "log.hung",
+            format!("{task} waits in the RDMA core or the driver of a NIC, and nothing that was read tells for whom"),
+            machine.setting.on_host("end the programs that have the NIC open (fuser -v /dev/infiniband/uverbs*); devlink health show tells whether it answers; if the wait does not end, reboot"),
         )
         .seen(evidence),
     )
@@ -361,7 +399,7 @@ struct Fault<'a> {
 
 /// Returns the last fault in a module that GPU memory goes through, of lines with their times.
 fn last_fault<'a>(lines: impl Iterator<Item = (u64, &'a str)>) -> Option<Fault<'a>> {
-    const MODULES: [&str; 13] = [
+    const MODULES: [&str; 16] = [
         "nvidia_peermem",
         "nv_peer_mem",
         "nvidia",
@@ -375,6 +413,9 @@ fn last_fault<'a>(lines: impl Iterator<Item = (u64, &'a str)>) -> Option<Fault<'
         "bnxt_re",
         "irdma",
         "efa",
+        "erdma",
+        "mana_ib",
+        "ionic_rdma",
     ];
     let mut last: Option<(&'static str, &str, u64)> = None;
     let mut found = None;
@@ -677,15 +718,22 @@ fn blocked_by_iommu(machine: &Machine) -> Option<Check> {
         if !IOMMU.iter().any(|word| line.contains(word)) {
             return None;
         }
-        // DMAR leaves out the domain 0000.
+        // DMAR leaves out the domain 0000, as AMD's did until Linux 5.4.
         let is_it = |address: &str| {
-            line.contains(address)
-                || address.strip_prefix("0000:").is_some_and(|short| line.contains(&format!("[{short}]")))
+            let short = address.strip_prefix("0000:").unwrap_or(address);
+            let forms = [address.to_owned(), format!("[{short}]"), format!("device={short} ")];
+            forms.iter().any(|form| line.contains(form))
         };
         let (name, _) = devices.iter().find(|(_, address)| is_it(address))?;
         Some((name.clone(), line.clone()))
     };
-    let (name, line) = machine.log.iter().flatten().rev().find_map(of)?;
+    let Some((name, line)) = machine.log.iter().flatten().rev().find_map(of) else {
+        let is_nameless =
+            |line: &&String| line.contains("arm-smmu") && SMMU_NAMELESS.iter().any(|words| line.contains(words));
+        let line = machine.log.iter().flatten().rfind(is_nameless)?;
+        let message = "the SMMU blocked an access, and this kernel does not say of which device: if it is one of a GPU or a NIC, transfers between them get lost";
+        return Some(Check::skip("log.iommu", message).seen(format!("kernel log: {line}")));
+    };
     Some(
         Check::warn(
             "log.iommu",
@@ -694,11 +742,6 @@ fn blocked_by_iommu(machine: &Machine) -> Option<Check> {
         )
         .seen(format!("kernel log: {line}")),
     )
-}
-
-/// PCI devices of NVIDIA's that are NVSwitches have the class of a bridge of no known kind.
-fn has_nvswitch(machine: &Machine) -> bool {
-    machine.devices.iter().any(|device| device.vendor == nvidia::NVIDIA && device.kind() == 0x0680)
 }
 
 /// Returns what brings a GPU back that only a new start of the machine does.
@@ -750,7 +793,7 @@ pub fn reset_gpu(machine: &Machine, which: &str) -> String {
     if machine.modules.contains_key("nvidia_drm") {
         steps.push_str("; modprobe -r nvidia_drm, which holds it for a display");
     }
-    let together = match has_nvswitch(machine) {
+    let together = match machine.has_nvswitch() {
         true => "; leave nv-fabricmanager running: without it, and GPUs before Ampere in any case, all that NVLink connects are reset together (without -i)",
         false => "",
     };

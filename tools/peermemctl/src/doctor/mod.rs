@@ -43,6 +43,8 @@ pub struct Report {
     pub verdict: Level,
     /// Why the outcome is unknown; `null` if it is not.
     pub unknown: Option<String>,
+    /// Why a program that was asked about does not use it, where nothing has failed; `null` otherwise.
+    pub refused: Option<String>,
     /// The one step that helps most; `null` if nothing is wrong.
     pub begin_with: Option<Step>,
     /// The kind of machine that it is, which the fixes are for.
@@ -116,12 +118,21 @@ pub fn examine(machine: &Machine, environment: &Environment, asked: &[String]) -
     let checks: Vec<&Check> = sections.iter().flat_map(|section| &section.checks).collect();
     let outcome = usable.outcome(checks.iter().any(|check| check.is_finding()));
     let first = cause::first(&checks);
+    let has_failed = checks.iter().any(|check| check.level == Level::Fail);
+    let refused = (outcome == Outcome::NotUsable && !has_failed)
+        .then(|| ways::refused_to(machine, environment, &pairs, asked))
+        .flatten();
+    let begin_with = match &refused {
+        Some(refused) => refused.fix.clone().map(|fix| Step { id: refused.id, fix }),
+        None => first.and_then(|check| Some(Step { id: check.id, fix: check.fix.clone()? })),
+    };
     let unknown = (outcome == Outcome::Unknown).then(|| ways::why_unknown(machine, environment, asked, &ways, &checks));
     Report {
         outcome,
         verdict: outcome.level(),
         unknown,
-        begin_with: first.and_then(|check| Some(Step { id: check.id, fix: check.fix.clone()? })),
+        refused: refused.map(|refused| refused.because),
+        begin_with,
         setting: machine.setting.clone(),
         ways,
         gpus_usable,

@@ -8,6 +8,7 @@ use crate::machine::{Machine, NAME, OLD_MODULE, REGISTER, SYS};
 use crate::modprobe::{self, Block};
 use crate::module_file::{self, Maker, ModuleFile};
 use crate::root::Root;
+use crate::text;
 
 /// Whether a module serves now, whatever becomes of it with the next load.
 fn works(machine: &Machine) -> bool {
@@ -112,6 +113,7 @@ fn file(machine: &Machine) -> Vec<Check> {
     let mut checks = vec![verdict];
     if !of_container {
         checks.extend(vermagic(machine, release, file));
+        checks.extend(versions(machine, release, file));
         checks.extend(stub(machine, file));
     }
     checks
@@ -146,6 +148,48 @@ fn vermagic(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check
             "make clean; make; make install (with the headers of the running kernel)",
         )
         .seen(format!("vermagic={vermagic} in {}", file.path))
+    })
+}
+
+/// What binds the module to what is installed now.
+pub(super) const REBUILD: &str = "rebuild it against what is installed now: make clean; make; make install";
+
+/// Compares the versions of symbols that the file wants with those that the installed RDMA core and GPU driver
+/// export: the loader refuses others. What the kernel itself exports stands in no file that is sure to be of the
+/// running one.
+fn versions(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check> {
+    const ID: &str = "module.versions";
+    let mut same = Vec::new();
+    for name in module_file::PROVIDERS {
+        // A packed nvidia.ko takes seconds to unpack.
+        let path = module_file::chosen(machine.root, release, name);
+        let path = path.filter(|path| name != "nvidia" || path.ends_with(".ko"));
+        let Some(provider) = path.and_then(|path| ModuleFile::read(machine.root, &path).ok()) else { continue };
+        let both = || {
+            file.versions.iter().filter_map(|(symbol, wanted)| Some((symbol, wanted, provider.exports.get(symbol)?)))
+        };
+        let others: Vec<&str> =
+            both().filter(|(_, wanted, has)| wanted != has).map(|(symbol, ..)| symbol.as_str()).collect();
+        let Some(first) = others.first() else {
+            same.extend(both().next().map(|_| name));
+            continue;
+        };
+        let loaded = machine.root.line(&format!("/sys/module/{name}/srcversion"));
+        let is_another = loaded.is_some_and(|loaded| provider.field("srcversion").is_some_and(|file| file != loaded));
+        let but = match is_another {
+            true => format!("; the {name} that is loaded is another build, whose versions nothing tells"),
+            false => String::new(),
+        };
+        let message = format!(
+            "the module file was built against another {name} than the installed one ({} of other versions): modprobe fails with \"Invalid argument\"{but}",
+            text::count(others.len(), "symbol")
+        );
+        let check = Check::fail_unless(works(machine) || is_another, ID, message, REBUILD);
+        return Some(check.seen(format!("versions of {first} in {} and {}", file.path, provider.path)));
+    }
+    (!same.is_empty()).then(|| {
+        Check::ok(ID, format!("the module file was built against the installed {}", same.join(", ")))
+            .seen(format!("__versions of {}, __crc_ symbols of the others", file.path))
     })
 }
 
@@ -333,7 +377,7 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
     const NO_DRIVER: &str = "the GPU driver is not loaded";
     const GPL_ONLY: &str = "GPL-only symbols";
     const NO_API: &str = "has no peer-memory API";
-    const REBUILD: &str = "make clean; make; make install";
+    const AGAIN: &str = "make clean; make; make install";
     const HEADERS: &str = "make clean; make; make install, with the headers of the running kernel";
     const VALUE: &str = "correct the options line in /etc/modprobe.d, then modprobe nvidia-peermem";
     const CAUSES: [(&str, &str, &str); 14] = [
@@ -357,14 +401,14 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
             "another module serves the client name nv_mem",
             "lsmod | grep -E 'nv_peer_mem|ib_core|ib_uverbs' tells who serves nv_mem and what uses it: end its users, rmmod it (nv_peer_mem as a rule), then modprobe nvidia-peermem",
         ),
-        ("disagrees about version of symbol", "it was built against another RDMA core or GPU driver", REBUILD),
-        ("(err -22)", "it was built against another RDMA core or GPU driver", REBUILD),
+        ("disagrees about version of symbol", "it was built against another RDMA core or GPU driver", AGAIN),
+        ("(err -22)", "it was built against another RDMA core or GPU driver", AGAIN),
         (
             "Unknown symbol",
             "a module that it needs is not loaded",
             "modprobe nvidia ib_uverbs; make clean; make; make install",
         ),
-        ("version magic", "it was built for another kernel", REBUILD),
+        ("version magic", "it was built for another kernel", AGAIN),
         // kernel/params.c of 7.2, and this project's own.
         ("for parameter `", "a parameter has a wrong value", VALUE),
         ("invalid parameter", "a parameter has a wrong value", VALUE),

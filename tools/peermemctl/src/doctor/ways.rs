@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 11: each way in which GPU memory reaches a NIC, and the verdict over all of them.
 
-use super::hardware;
+use super::{api, cure, hardware};
 use crate::check::{Check, Level, Section};
 use crate::consumer::{self, Consumer, Does};
 use crate::environment::Environment;
@@ -271,10 +271,48 @@ fn unsure_of(machine: &Machine, environment: &Environment, asked: &[String]) -> 
         let pairings = consumer::pairings(machine);
         consumers.iter().find_map(|consumer| {
             // One pair that is understood is enough.
-            let of = |pairing| (consumer.unsure_of)(pairing, environment);
+            let of = |pairing| (consumer.unsure_of)(machine, pairing, environment);
             pairings.iter().all(|pairing| of(pairing).is_some()).then(|| of(pairings.first()?)).flatten()
         })
     })
+}
+
+/// Why a program that was asked about does not use GPUDirect RDMA.
+pub struct Refused {
+    /// The check that is about it.
+    pub id: &'static str,
+    pub because: String,
+    pub fix: Option<String>,
+}
+
+/// Returns the first program of those that were asked about which refuses each GPU and NIC, and why.
+pub fn refused_to(machine: &Machine, environment: &Environment, pairs: &[Pair], asked: &[String]) -> Option<Refused> {
+    let of_verbs = || {
+        let first = pairs.first()?.way(Way::PeerMemory);
+        let is_closed = pairs.iter().all(|pair| pair.way(Way::PeerMemory).is_no());
+        let no_api = machine.has_symbol(REGISTER) == Some(false);
+        is_closed.then(|| Refused {
+            id: "api.exported",
+            because: format!("a plain ibv_reg_mr() takes peer memory alone, and {}", first.because()),
+            fix: no_api.then(|| cure::chosen(machine, "api.exported", &api::api_cure(machine))),
+        })
+    };
+    let of_program = |name: &String| {
+        let (consumer, environment) = (consumer_of(name)?, environment_of(name, environment));
+        let pairings = consumer::pairings(machine);
+        let refusal = |pairing| match consumer.does(pairing, machine, &environment) {
+            Does::Copies(refusal) => Some(refusal),
+            _ => None,
+        };
+        let is_closed = pairings.iter().all(|pairing| refusal(pairing).is_some());
+        let nearest = pairings.iter().min_by_key(|pairing| pairing.distance)?;
+        let refusal = refusal(nearest).filter(|_| is_closed)?;
+        // What a program sets by itself nobody takes away.
+        let sets = AS_ANOTHER.iter().find(|program| program.name == name).and_then(|program| program.sets);
+        let fix = refusal.set.filter(|fix| !sets.is_some_and(|(variable, _)| fix.contains(variable)));
+        Some(Refused { id: consumer.id, because: format!("{name}: {}", refusal.because), fix })
+    };
+    asked.iter().find_map(|name| if name == VERBS { of_verbs() } else { of_program(name) })
 }
 
 /// Returns whether what names GPUs and NICs could not be read, or is in another namespace, while

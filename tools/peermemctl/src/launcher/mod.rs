@@ -235,6 +235,9 @@ impl Launched {
                             .into_iter()
                             .flat_map(|list| list.split([';', ',']))
                             .for_each(|entry| self.set(assignment(entry)));
+                    } else if let Some((key, value)) = key.zip(value) {
+                        // As Open MPI passes it on.
+                        self.set(Some((format!("OMPI_MCA_{key}"), value.clone())));
                     }
                 }
                 "-genvnone" | "-envnone" => self.variables.clear(),
@@ -417,6 +420,8 @@ impl Launched {
             self.note(&format!("{name} {flag} (the profile of a shell)"));
         } else if name == "zsh" {
             self.note("zsh (its .zshenv)");
+        } else if name == "bash" && self.variables.contains_key("BASH_ENV") {
+            self.note("bash with BASH_ENV, a script that it runs first");
         }
         if !flags.iter().any(|flag| !flag.starts_with("--") && flag.ends_with('c')) {
             return self.note(&format!("the script {script}"));

@@ -37,6 +37,9 @@ pub(super) fn print(page: &mut Page, report: &Report) {
     if let Some(why) = &report.unknown {
         page.wrapped("Unknown, because: ", why, Style::new());
     }
+    if let Some(why) = &report.refused {
+        page.wrapped("Not usable, because: ", why, Style::new());
+    }
     page.wrapped("", &counts, style);
     if let Some(step) = &report.begin_with {
         page.wrapped("Begin with: ", &step.fix, Style::new().bold());

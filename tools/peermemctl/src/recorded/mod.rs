@@ -120,10 +120,28 @@ fn bytes(size: usize, lines: &[String]) -> Result<Vec<u8>> {
 fn module(lines: &[String]) -> Result<Vec<u8>> {
     let mut object = Object::new(BinaryFormat::Elf, Architecture::X86_64, Endianness::Little);
     let mut info = Vec::new();
-    let mut signer = None;
+    let (mut signer, mut versions) = (None, Vec::new());
     for line in lines {
         let line = line.get(1..).unwrap_or_default();
-        if let Some(name) = line.strip_prefix("needs ") {
+        if let Some((name, version)) = line.strip_prefix("wants ").and_then(|rest| rest.split_once(' ')) {
+            let mut row = [0; 64];
+            let crc = u32::from_str_radix(version, 16)?.to_le_bytes();
+            row.iter_mut().zip(crc).for_each(|(byte, of)| *byte = of);
+            // A name ends with a zero.
+            row.iter_mut().skip(8).take(55).zip(name.bytes()).for_each(|(byte, of)| *byte = of);
+            versions.extend_from_slice(&row);
+        } else if let Some((name, version)) = line.strip_prefix("exports ").and_then(|rest| rest.split_once(' ')) {
+            object.add_symbol(Symbol {
+                name: format!("__crc_{name}").into_bytes(),
+                value: u32::from_str_radix(version, 16)?.into(),
+                size: 0,
+                kind: SymbolKind::Data,
+                scope: SymbolScope::Linkage,
+                weak: false,
+                section: SymbolSection::Absolute,
+                flags: SymbolFlags::None,
+            });
+        } else if let Some(name) = line.strip_prefix("needs ") {
             object.add_symbol(Symbol {
                 name: name.as_bytes().to_vec(),
                 value: 0,
@@ -143,6 +161,10 @@ fn module(lines: &[String]) -> Result<Vec<u8>> {
     }
     let section = object.add_section(Vec::new(), b".modinfo".to_vec(), SectionKind::ReadOnlyData);
     object.append_section_data(section, &info, 1);
+    if !versions.is_empty() {
+        let section = object.add_section(Vec::new(), b"__versions".to_vec(), SectionKind::ReadOnlyData);
+        object.append_section_data(section, &versions, 8);
+    }
     let mut image = object.write()?;
     if let Some(name) = signer {
         let mut signature = vec![0x06, 0x03, 0x55, 0x04, 0x03, 0x0c, u8::try_from(name.len())?];

@@ -11,9 +11,12 @@ use crate::kernel;
 use crate::log_words;
 use crate::machine::{NAME, PEERS, REGISTER};
 use crate::modprobe::{MODPROBE, MODULES_LOAD};
-use crate::module_file::{self, ModuleFile};
+use crate::module_file::{self, ModuleFile, PROVIDERS};
 use crate::nvidia::{PROTECTED, SMI};
+use crate::pci;
+use crate::rdma;
 use crate::root::{recorded_name, Root, FORBIDDEN, TOOLS};
+use crate::ucx_conf;
 use std::collections::BTreeSet;
 use std::fs;
 
@@ -39,17 +42,19 @@ fn is_looked_at(line: &str) -> bool {
         .any(|name| file.starts_with(name))
 }
 
-/// Of what nvidia-smi tells, the blocks that are looked at: the rest has serial numbers and
-/// processes.
+/// Of what nvidia-smi tells, the blocks that are looked at: the rest has serial numbers, processes and the
+/// id of a cluster.
 fn of_smi(text: &str) -> String {
     let mut kept = String::new();
-    let mut in_block = false;
+    let (mut in_block, mut in_fabric) = (false, false);
     for line in text.split_inclusive('\n') {
         let depth = line.len() - line.trim_start().len();
         if depth < 8 {
             in_block = ["BAR1 Memory Usage", "MIG Mode", "GPU Virtualization Mode", PROTECTED].contains(&line.trim());
+            in_fabric = line.trim() == "Fabric";
         }
-        if in_block || line.starts_with("GPU ") || line.trim().starts_with("Product Name ") {
+        let of_fabric = in_fabric && ["Fabric", "State ", "Status "].iter().any(|word| line.trim().starts_with(word));
+        if in_block || of_fabric || line.starts_with("GPU ") || line.trim().starts_with("Product Name ") {
             kept += line;
         }
     }
@@ -189,6 +194,7 @@ impl Recorder<'_> {
             "/proc/driver/nvidia/version",
             "/proc/driver/nvidia/params",
             "/etc/nccl.conf",
+            ucx_conf::SYSTEM,
         ] {
             self.file(path);
         }
@@ -225,7 +231,9 @@ impl Recorder<'_> {
             let dir = format!("{DEVICES}/{address}");
             let class = self.root.line(&format!("{dir}/class")).unwrap_or_default();
             let is_bridge = class.starts_with("0x06");
-            let is_ours = self.root.link_name(&format!("{dir}/driver")).as_deref() == Some("nvidia");
+            let id = |name: &str| self.root.line(&format!("{dir}/{name}")).unwrap_or_default();
+            let is_direct = (id("vendor").as_str(), id("device").as_str()) == pci::DMA_DIRECT_FILES;
+            let is_ours = is_direct || self.root.link_name(&format!("{dir}/driver")).as_deref() == Some("nvidia");
             if !(is_bridge || is_ours || class.starts_with("0x02") || class.starts_with("0x03")) {
                 continue;
             }
@@ -277,6 +285,9 @@ impl Recorder<'_> {
                 }
             }
         }
+        for node in self.root.names(rdma::VERBS) {
+            self.file(&format!("{}/{node}/ibdev", rdma::VERBS));
+        }
         for client in self.root.names(PEERS) {
             for file in self.root.names(&format!("{PEERS}/{client}")) {
                 self.file(&format!("{PEERS}/{client}/{file}"));
@@ -321,14 +332,19 @@ impl Recorder<'_> {
         self.lines(&format!("{}/modules.symbols", kernel::modules_dir(&release)), |line| {
             kernel::exported_symbol(line) == Some(REGISTER)
         });
-        let mut files = module_file::all(self.root, &release, NAME);
-        for driver in
-            ["nvidia", "rdma_rxe", "mlx5_ib", "mlx4_ib", "bnxt_re", "irdma", "efa", "erdma", "mana_ib", "ionic_rdma"]
-        {
-            files.extend(module_file::chosen(self.root, &release, driver));
+        let mut paths = module_file::all(self.root, &release, NAME);
+        let drivers =
+            ["nvidia", "rdma_rxe", "mlx5_ib", "mlx4_ib", "bnxt_re", "irdma", "efa", "erdma", "mana_ib", "ionic_rdma"];
+        for module in drivers.iter().chain(PROVIDERS.iter().filter(|name| !drivers.contains(*name))) {
+            paths.extend(module_file::chosen(self.root, &release, module));
         }
-        for path in files {
-            let Ok(file) = ModuleFile::read(self.root, &path) else { continue };
+        let files: Vec<ModuleFile> = paths.iter().filter_map(|path| ModuleFile::read(self.root, path).ok()).collect();
+        let of_us = |path: &str| path.rsplit('/').next().is_some_and(|name| name.replace('-', "_").starts_with(NAME));
+        let wanted: BTreeSet<String> =
+            files.iter().filter(|file| of_us(&file.path)).flat_map(|file| file.versions.keys().cloned()).collect();
+        let exported: BTreeSet<String> = files.iter().flat_map(|file| file.exports.keys().cloned()).collect();
+        for file in files {
+            let path = &file.path;
             self.say(&format!("M {path}"));
             for key in ["description", "license", "version", "srcversion", "softdep", "vermagic"] {
                 if let Some(value) = file.field(key) {
@@ -343,6 +359,13 @@ impl Recorder<'_> {
             }
             if let Some(name) = file.needs.iter().find(|name| name.starts_with("_R") && name.contains("6kernel")) {
                 self.say(&format!("|needs {name}"));
+            }
+            let is_of_us = of_us(&file.path);
+            for (name, version) in file.versions.iter().filter(|(name, _)| is_of_us && exported.contains(*name)) {
+                self.say(&format!("|wants {name} {version:08x}"));
+            }
+            for (name, version) in file.exports.iter().filter(|(name, _)| wanted.contains(*name)) {
+                self.say(&format!("|exports {name} {version:08x}"));
             }
             if let Some(signature) = file.signature {
                 self.say(&format!("|signer {}", signature.signer.unwrap_or_default()));

@@ -9,8 +9,8 @@ use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia;
 use crate::setting::{
-    container_of, Setting, APPTAINER, CONFIDENTIAL_NODES, DRIVER_READY, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN,
-    RPM_OSTREE, SERVICE_ACCOUNT, TDX_FLAG, XEN,
+    container_of, Setting, APPTAINER, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY, NSPAWN, OSTREE_BOOTED,
+    OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG, XEN,
 };
 use crate::topology_file;
 
@@ -34,6 +34,7 @@ impl Recorder<'_> {
                 self.link(&format!("/proc/{pid}/ns/{name}"));
             }
         }
+        self.link(CGROUP_NAMESPACE);
         // The processor's maker, and whether a hypervisor says that it is there.
         let cpu = self.root.text("/proc/cpuinfo").unwrap_or_default();
         let words = |line: &str| ["vendor_id", "CPU implementer"].iter().any(|start| line.starts_with(start));
@@ -72,6 +73,7 @@ impl Recorder<'_> {
             CONFIDENTIAL_NODES[1],
             OSTREE_BOOTED,
             RPM_OSTREE,
+            SYSTEMD,
         ] {
             self.existence(path);
         }

@@ -11,7 +11,8 @@
 //! H path size       a file of bytes; lines of an offset and 32 bytes follow, unless all are zero
 //! L path -> target  a link
 //! E path            something that is only there
-//! M path            a module file; lines of .modinfo, `needs SYMBOL` and `signer NAME` follow
+//! M path            a module file; lines of .modinfo, `needs SYMBOL`, `wants SYMBOL VERSION`,
+//!                   `exports SYMBOL VERSION` and `signer NAME` follow
 //! ```
 //!
 //! An overlay also has:
