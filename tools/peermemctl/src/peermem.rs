@@ -199,7 +199,7 @@ mod tests {
         let wanted = (
             json!({
                 "pid": 812, "comm": "ib_write_bw", "client": "nv_mem", "kind": "persistent", "state": "mapped",
-                "va": va, "length": 131_072, "pinned_bytes": 131_072, "pieces": 1, "runs": 1,
+                "va": va, "length": 131_072, "pinned_bytes": 131_072, "pieces": 1, "page_size": 65_536, "runs": 1,
                 "gpu": "0000:00:04.0", "nic": "0000:00:03.0", "age_ms": 1520, "process_alive": null,
             }),
             json!({

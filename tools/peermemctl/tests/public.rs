@@ -1214,7 +1214,7 @@ const CASES: [Case; 279] = [
         "public-efas",
         (0, 0),
         &["mlx5_0 is an EFA: it needs no nvidia-peermem", "so it is with mlx5_1"],
-        &["mlx5_1 is an EFA"],
+        &["mlx5_1 is an EFA: it needs"],
     ),
     case(
         "public-data-direct-groups",
