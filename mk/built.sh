@@ -21,8 +21,9 @@ esac
 config=$KDIR/include/config/auto.conf symvers=$KDIR/Module.symvers
 [ -r "$symvers" ] || symvers=
 # What has gone would be no newer than anything.
-for file in src "$config" $PREFLIGHT_SYMVERS; do
+neighbours="$PREFLIGHT_SYMVERS ${PREFLIGHT_EXPORTERS:-}"
+for file in src "$config" $neighbours; do
 	[ -r "$file" ] || exit 1
 done
 # shellcheck disable=SC2086
-[ -z "$(find -H Kbuild VERSION src bindings kernel-lite "$config" $symvers $PREFLIGHT_SYMVERS -type f -newer "$OUT/preflight.env")" ]
+[ -z "$(find -H Kbuild VERSION src bindings kernel-lite "$config" $symvers $neighbours -type f -newer "$OUT/preflight.env")" ]

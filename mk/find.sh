@@ -110,6 +110,17 @@ driver_folders() { # ROOT ARCH KERNEL MODULE VERSION
 	done | awk '!seen[$0]++'
 }
 
+# Prints, as lines of a Module.symvers, the versions of what a module's file exports: those of what would
+# be loaded. Where this modprobe cannot list exports, those that a user of the same build wants. Where
+# symbols have no versions it prints nothing.
+exported_versions() { # SYMBOLS FILE [USER]
+	{
+		[ -z "$2" ] || modprobe --show-exports "$2" 2>/dev/null || true
+		[ -z "${3:-}" ] || modprobe --dump-modversions "$3" 2>/dev/null || true
+	} | awk -v symbols="$1" -v module="$(basename "${2%.ko*}")" \
+		'$2 ~ symbols && $1 !~ /^0x0*$/ && !seen[$2]++ { printf "%s\t%s\t%s\tEXPORT_SYMBOL\t\n", $1, $2, module }'
+}
+
 # What /etc/os-release says of a root: its ID, and whose family it names. OS_RELEASE is another file.
 os_release() { # ROOT FIELD
 	sed -n "s/^$2=//p" "${OS_RELEASE:-$1/etc/os-release}" 2>/dev/null | tr -d '"'

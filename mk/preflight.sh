@@ -93,7 +93,9 @@ fi
 # (docs/kernel-lite.md).
 nvidia_ko=
 for dir in $NVIDIA; do
-	[ ! -r "$dir/nvidia.ko" ] || nvidia_ko=$dir/nvidia.ko
+	for file in "$dir"/nvidia.ko "$dir"/nvidia.ko.[gxz]*; do
+		[ ! -r "$file" ] || nvidia_ko=$file
+	done
 done
 # A module's magic names its kernel and, for arm64, the architecture. The size of pages is not in it,
 # and the loader compares no names where symbols have versions. But distributors end the name of a
@@ -285,6 +287,10 @@ first_fitting() { # symbol, the module's file, folders...
 		note "$file has other symbol versions than $own, which kernel $kver loads, and is not used"
 	done
 }
+# Modules that come ready-made, and DKMS before 3.1, leave no Module.symvers: then their own files have the
+# versions. `exporters` has these files, for mk/built.sh.
+exporters=
+mkdir -p "$OUT"
 found=
 for dir in $OFED; do
 	found=${found:-$(first_with ib_register_peer_memory_client "$dir/Module.symvers")}
@@ -295,9 +301,17 @@ core=$(module_file '' "$kver" ib_uverbs || true)
 # An OFED installed over a kernel that has the API itself replaces the kernel's.
 # shellcheck disable=SC2086
 found=${found:-$(first_fitting ib_register_peer_memory_client "$core" $ofa)}
+exporter=$found
+if [ -z "$found" ]; then
+	for file in "$core" "$(module_file '' "$kver" ib_core || true)"; do
+		exported_versions '^ib_(un)?register_peer_memory_client$' "$file" >"$OUT/core.symvers"
+		found=$(first_with ib_register_peer_memory_client "$OUT/core.symvers")
+		[ -z "$found" ] || { exporter=$file exporters=$file && break; }
+	done
+fi
 [ -n "$found" ] || found=$(first_with ib_register_peer_memory_client "$KDIR/Module.symvers")
 if [ -n "$found" ]; then
-	note "ib_register_peer_memory_client: $found"
+	note "ib_register_peer_memory_client: ${exporter:-$found}"
 	[ "$found" = "$KDIR/Module.symvers" ] || symvers=$found
 elif [ -z "${SAMPLE:-}" ]; then
 	unchecked="the RDMA core" missing="an RDMA core with the peer-memory API (DOCA-OFED)"
@@ -318,16 +332,23 @@ nvidia_src=$([ -z "$nvidia_version" ] || driver_folders '' "$arch" "$kver" "$nvi
 uvm=$(module_file '' "$kver" "$nvidia-uvm" || module_file '' "$kver" nvidia-uvm || true)
 # shellcheck disable=SC2086
 found=${found:-$(first_fitting nvidia_p2p_get_pages "$uvm" $nvidia_src)}
+exporter=$found
+if [ -z "$found" ]; then
+	file=${nvidia_ko:-$(module_file '' "$kver" "$nvidia" || true)}
+	exported_versions '^nvidia_p2p_' "$file" "$(ls "${file%.ko*}"-peermem.ko* 2>/dev/null | head -n 1)" >"$OUT/driver.symvers"
+	found=$(first_with nvidia_p2p_get_pages "$OUT/driver.symvers")
+	[ -z "$found" ] || { exporter=$file exporters="$exporters $file"; }
+fi
 # Tegra's nvidia-p2p.ko has functions of the same names with other arguments, and no persistent ones.
 on_tegra="nothing to build: on an integrated GPU (Tegra, Jetson) take memory of cudaHostAlloc() and plain ibv_reg_mr(), which need no such module"
 if [ -z "$found" ] && modinfo -k "$kver" -n nvidia-p2p >/dev/null 2>&1 && ! modinfo -k "$kver" -n "$nvidia" >/dev/null 2>&1; then
 	die "kernel $kver has nvidia-p2p.ko and no nvidia.ko: $on_tegra; for another GPU beside it install its driver first, or name it: make NVIDIA=<dir>"
 fi
 if [ -n "$found" ] && ! grep -q "	nvidia_p2p_get_pages_persistent	" "$found"; then
-	die "$found exports nvidia_p2p_get_pages and no nvidia_p2p_get_pages_persistent, so it is of an integrated GPU's driver, or of one older than 550: $on_tegra; for another GPU name its driver: make NVIDIA=<dir>"
+	die "$exporter exports nvidia_p2p_get_pages and no nvidia_p2p_get_pages_persistent, so it is of an integrated GPU's driver, or of one older than 550: $on_tegra; for another GPU name its driver: make NVIDIA=<dir>"
 fi
 if [ -n "$found" ]; then
-	note "nvidia_p2p_get_pages: $found"
+	note "nvidia_p2p_get_pages: $exporter"
 	# One file may have both: named twice, modpost would refuse it.
 	[ "$symvers" = "$found" ] || symvers="$symvers $found"
 else
@@ -382,6 +403,7 @@ PREFLIGHT_LLVM='$llvm'
 PREFLIGHT_ARCH='$kernel_arch'
 PREFLIGHT_CROSS_COMPILE='$cross'
 PREFLIGHT_SYMVERS='$symvers'
+PREFLIGHT_EXPORTERS='$exporters'
 PREFLIGHT_NV_P2P='$nv_p2p'
 PREFLIGHT_PEER_MEM='$peer_mem'
 PREFLIGHT_KERNEL_CRATE='$crate'

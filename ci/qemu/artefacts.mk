@@ -113,6 +113,11 @@ bindgen:
 sbom4rust:
 	@$(keep) sources/sbom4rust --in-place --verb fetch "=0.6.0 $(call version,python3)" -- $(q)/fetch.sh sbom4rust 0.6.0
 
+# Kubernetes' schemas, and what holds a manifest against them.
+kubernetes-validate:
+	@$(keep) sources/$@ --in-place --verb fetch "=1.37.0 $(call version,python3)" -- $(q)/fetch.sh $@ 1.37.0 || { \
+		rm -f $(S)/$@; echo "$@ cannot be had: the test that runs it is skipped"; }
+
 # As a user of a kernel without Rust gets them: pin-init and what it is made with, for kernel-lite.
 deps := $(CACHE)/kernel-lite-deps
 deps:

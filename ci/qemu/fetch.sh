@@ -93,8 +93,8 @@ wheel)
 	python3 -m zipfile -e "$OUT"/*.whl "$OUT"
 	rm "$OUT"/*.whl
 	;;
-sbom4rust)
-	python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$OUT" "sbom4rust==$version"
+sbom4rust | kubernetes-validate)
+	python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$OUT" "$what==$version"
 	;;
 bindgen)
 	CARGO_TARGET_DIR=$NVPM_CACHE/target sh mk/registry.sh bindgen \

@@ -6,15 +6,15 @@
 set -euo pipefail
 . "$(dirname "$0")/../../ci/qemu/apt.sh"
 apt_update
-# What reads the metrics, and the rules.
-monitoring=,prometheus,prometheus-node-exporter
+# What reads the metrics, and the rules; what calls the prolog.
+readers=,prometheus,prometheus-node-exporter,slurmctld,slurmd,slurm-client,munge
 suite=$1 arch=$host_arch aptopt=()
 case $suite in
 bookworm) flavour='6\.1\.0-[0-9]+' compilers=rustc-web,rust-web-src,cargo-web count=2 ;;
 # Modules for the kernel 7.3 are built in it, for arm64, too.
 trixie) flavour='6\.12\.[0-9]+\+deb13' compilers=rustc,rust-src,cargo,gcc-aarch64-linux-gnu count=2 ;;
 # A mirror may be some days behind: what it has is signed all the same.
-sid) monitoring='' flavour='[0-9]+\.[0-9]+\.[0-9]+\+deb14' compilers=rustc,rust-src count=1 aptopt=(--aptopt='Acquire::Check-Valid-Until "false"') ;;
+sid) readers='' flavour='[0-9]+\.[0-9]+\.[0-9]+\+deb14' compilers=rustc,rust-src count=1 aptopt=(--aptopt='Acquire::Check-Valid-Until "false"') ;;
 esac
 # By the image: that of a new version comes days after its headers, for it is signed apart from them.
 mapfile -t kernels < <(apt_private apt-cache search --names-only "^linux-image-$flavour-$arch\$" |
@@ -28,7 +28,7 @@ mkdir -p "$OUT"
 # tiny-initramfs: nobody boots this, and others take half a minute for each kernel.
 grep -E "^deb .* $suite(-security)? " "$apt/sources.list" | mmdebstrap --quiet --variant=minbase "${aptopt[@]}" \
 	--include="systemd,dkms,kmod,udev,openssl,tiny-initramfs,linux-image-$old-$arch,linux-headers-$old-$arch,$compilers" \
-	--include="build-essential,debhelper,dh-dkms,xz-utils,lintian,rpm,rpmlint$monitoring" \
+	--include="build-essential,debhelper,dh-dkms,xz-utils,lintian,rpm,rpmlint$readers" \
 	--dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/doc/*/changelog*' \
 	--customize-hook="mkdir \"\$1/srv/kernel\"" \
 	--customize-hook="chroot \"\$1\" sh -c 'cd /srv/kernel && apt-get -q download linux-image-$new-$arch linux-headers-$new-$arch linux-headers-$new-common \$(apt-cache depends linux-headers-$new-$arch | sed -n \"s/.*Depends: \\(linux-kbuild.*\\)/\\1/p\")'" \

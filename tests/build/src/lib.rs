@@ -123,6 +123,21 @@ impl FakeKernel {
         object
     }
 
+    /// Makes a module's file whose exports and imports have these versions.
+    pub fn versioned(&self, name: &str, exports: &[(&str, u32)], imports: &[(&str, u32)]) {
+        let mut text = String::new();
+        for (symbol, version) in exports {
+            text += &format!(".globl __crc_{symbol}\n.set __crc_{symbol}, {version}\n");
+        }
+        text += ".section __versions,\"a\"\n";
+        for (symbol, version) in imports {
+            text += &format!(".quad {version}\n.ascii \"{symbol}\"\n.balign 64\n");
+        }
+        let source = self.write("versioned.s", &text);
+        let object = self.write(name, "");
+        assert!(run(Command::new("as").arg(source).arg("-o").arg(object)).ok);
+    }
+
     /// Runs preflight, as `make` does first, with further `name=value` settings.
     pub fn preflight(&self, settings: &[&str]) -> Outcome {
         let mut command = Command::new("sh");

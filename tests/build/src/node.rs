@@ -107,6 +107,20 @@ impl Node {
         self.write("run/mellanox/drivers/.driver-ready", "");
     }
 
+    /// Deletes the driver's pod, and its folder with it.
+    pub fn driver_pod_is_deleted(&self) {
+        self.remove("run/nvidia/validations/.driver-ctr-ready");
+        fs::remove_dir_all(self.path("run/nvidia/driver")).expect("folder");
+        self.wait("the unloading", || !self.loaded());
+    }
+
+    /// Brings the pod back by its fast path: the loaded driver has stayed, and the new container has no
+    /// trees.
+    pub fn driver_pod_is_back(&self) {
+        self.write("run/nvidia/driver/usr/bin/nvidia-smi", "");
+        self.write("run/nvidia/validations/.driver-ctr-ready", "");
+    }
+
     /// Returns a call of the container's program.
     pub fn command(&self, word: &str) -> Command {
         let mut command = Command::new(repository().join("packaging/container/peermem"));

@@ -343,6 +343,29 @@ fn dockerfiles_copy_what_is_there() {
     }
 }
 
+/// A Kubernetes of 2023, and the newest that kubernetes-validate knows, take the
+/// manifest: it names nothing that their schemas lack. `make test` fetches that (KUBERNETES_VALIDATE is where).
+#[test]
+fn kubernetes_takes_the_manifest() {
+    let Some(tool) = std::env::var_os("KUBERNETES_VALIDATE") else {
+        println!("not run: `make test` fetches kubernetes-validate, or name the folder of its Python package: KUBERNETES_VALIDATE=<dir>");
+        return;
+    };
+    let node = Node::new();
+    let judge = |text: &str| {
+        let mut command = Command::new("python3");
+        command.arg(std::path::Path::new(&tool).join("bin/kubernetes-validate")).env("PYTHONPATH", &tool);
+        run(command.args(["--strict", "-k", "1.29", "-k", "1.37"]).arg(node.write("manifest.yaml", text)))
+    };
+    let manifest = fs::read_to_string(repository().join("packaging/container/daemonset.yaml")).expect("text");
+    let said = judge(&manifest);
+    assert!(said.ok, "{}", said.text);
+    for (right, wrong) in [("readinessProbe:", "readynessProbe:"), ("periodSeconds: 10", "periodSeconds: often")] {
+        let said = judge(&manifest.replace(right, wrong));
+        assert!(!said.ok, "it takes {wrong}: {}", said.text);
+    }
+}
+
 /// The manifest's image is that of this version.
 #[test]
 fn the_image_is_of_this_version() {

@@ -8,20 +8,6 @@ use build_tests::repository;
 use std::env::consts::ARCH;
 use std::fs;
 
-/// Deletes the driver's pod, and its folder with it.
-fn driver_pod_is_deleted(node: &Node) {
-    node.remove("run/nvidia/validations/.driver-ctr-ready");
-    fs::remove_dir_all(node.path("run/nvidia/driver")).expect("folder");
-    node.wait("the unloading", || !node.loaded());
-}
-
-/// Brings the pod back by its fast path: the loaded driver has stayed, and the new container has no
-/// trees.
-fn driver_pod_is_back(node: &Node) {
-    node.write("run/nvidia/driver/usr/bin/nvidia-smi", "");
-    node.write("run/nvidia/validations/.driver-ctr-ready", "");
-}
-
 /// Loads the driver anew, from another build.
 fn driver_is_upgraded(node: &Node) {
     fs::remove_dir_all(node.path("sys/module/nvidia")).expect("folder");
@@ -38,8 +24,8 @@ fn after_the_drivers_fast_path_the_built_file_serves() {
         }
         node.start(&[]);
         node.wait("the module", || node.loaded());
-        driver_pod_is_deleted(&node);
-        driver_pod_is_back(&node);
+        node.driver_pod_is_deleted();
+        node.driver_pod_is_back();
         node.wait("the module", || node.loaded());
         assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
     }
@@ -52,7 +38,7 @@ fn the_same_driver_with_new_trees_needs_no_build() {
     node.write("sys/module/nvidia/srcversion", "A\n");
     node.start(&[]);
     node.wait("the module", || node.loaded());
-    driver_pod_is_deleted(&node);
+    node.driver_pod_is_deleted();
     node.driver();
     node.wait("the module", || node.loaded());
     assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
@@ -69,7 +55,7 @@ fn another_neighbour_needs_a_build() {
         node.write("proc/sys/kernel/random/boot_id", "1\n");
         node.start(&[]);
         node.wait("the module", || node.loaded());
-        driver_pod_is_deleted(&node);
+        node.driver_pod_is_deleted();
         match what {
             "driver" => driver_is_upgraded(&node),
             "core" => {
@@ -94,10 +80,10 @@ fn an_upgraded_driver_without_trees_gets_no_old_file() {
     node.write("sys/module/nvidia/srcversion", "A\n");
     node.start(&[]);
     node.wait("the module", || node.loaded());
-    driver_pod_is_deleted(&node);
+    node.driver_pod_is_deleted();
     fs::remove_dir_all(node.path("sys/module/nvidia")).expect("folder");
     node.write("sys/module/nvidia/srcversion", "B\n");
-    driver_pod_is_back(&node);
+    node.driver_pod_is_back();
     node.says("not built: neither the driver's container nor the node has headers of kernel");
     assert!(!node.loaded(), "{}", node.log());
 }
@@ -164,9 +150,9 @@ fn after_both_pods_were_deleted_the_built_file_serves() {
     node.write("sys/module/ib_core/srcversion", "A\n");
     node.start(&[]);
     node.wait("the module", || node.loaded());
-    driver_pod_is_deleted(&node);
+    node.driver_pod_is_deleted();
     fs::remove_dir_all(node.path("run/mellanox/drivers")).expect("folder");
-    driver_pod_is_back(&node);
+    node.driver_pod_is_back();
     node.says("waiting for the RDMA core");
     assert!(!node.loaded(), "{}", node.log());
     node.write("run/mellanox/drivers/.driver-ready", "");
@@ -302,6 +288,32 @@ fn the_manifest() {
         "/var/tmp/nvidia-peermem",
     ] {
         assert!(text.contains(words), "no {words}");
+    }
+}
+
+/// The driver's container has ready-made modules and no trees. Ours is built against the driver's own file,
+/// if that is the one that is loaded.
+#[test]
+fn a_driver_whose_container_has_ready_made_modules() {
+    let (kernel, trees) = (kernel(), "run/nvidia/driver/usr/src/nvidia-580.95");
+    for (srcversion, same) in [("A\n", true), ("B\n", false)] {
+        let mut node = Node::with_both();
+        fs::remove_dir_all(node.path(trees)).expect("folder");
+        node.write("sys/module/nvidia/version", "580.95\n");
+        node.write("sys/module/nvidia/srcversion", srcversion);
+        let folder = format!("run/nvidia/driver/lib/modules/{kernel}/kernel/nvidia-580");
+        node.write(&format!("{folder}/nvidia.ko"), "");
+        node.stand_in(
+            "modinfo",
+            &format!(
+                "case $* in *srcversion*) echo A ;; *' nvidia') echo \"${{NODE%/}}/{folder}/nvidia.ko\" ;; *) exit 1 ;; esac"
+            ),
+        );
+        node.start(&[]);
+        node.wait("the module", || node.loaded());
+        let named = format!("NVIDIA={} ", node.path(&folder).display());
+        assert_eq!(node.log().contains(&named), same, "{}", node.log());
+        assert_eq!(node.said().contains("no symbol versions of the GPU driver"), !same, "{}", node.said());
     }
 }
 

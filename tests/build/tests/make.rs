@@ -209,6 +209,21 @@ fn install_after_a_neighbour_has_gone() {
     assert_eq!(log(&kernel).len(), 2, "it was not built again: {}", outcome.text);
 }
 
+/// The driver's own file, which had the versions for want of a Module.symvers, is another one now.
+#[test]
+fn install_after_the_drivers_own_file_has_changed() {
+    let kernel = kernel();
+    kernel.remove("gpu/Module.symvers");
+    kernel.versioned("gpu/nvidia.ko", &[("nvidia_p2p_get_pages", 1), ("nvidia_p2p_get_pages_persistent", 2)], &[]);
+    build(&kernel);
+    let outcome = install(&kernel, "rustc", &[]);
+    assert!(outcome.ok && log(&kernel).len() == 1, "it was built again: {}", outcome.text);
+    assert!(log(&kernel)[0].contains("out/driver.symvers"), "{:?}", log(&kernel));
+    assert!(run(Command::new("touch").args(["-d", "1 hour"]).arg(kernel.path().join("gpu/nvidia.ko"))).ok);
+    let outcome = install(&kernel, "rustc", &[]);
+    assert!(outcome.ok && log(&kernel).len() == 2, "it was not built again: {}", outcome.text);
+}
+
 /// A setting given at install is used, and the others stay as they were.
 #[test]
 fn install_with_another_kernel_crate() {

@@ -327,6 +327,74 @@ fn the_driver_under_debians_name() {
     assert_eq!(chosen(&kernel, &[&deps]).0, "'own'");
 }
 
+/// Drivers that come ready-made, and DKMS before 3.1, leave no Module.symvers: the driver's own file has
+/// the versions, or NVIDIA's own nvidia-peermem beside it where modprobe cannot list exports.
+#[test]
+fn the_versions_of_a_driver_without_module_symvers() {
+    const PLAIN: &str = "nvidia_p2p_get_pages";
+    const PERSISTENT: &str = "nvidia_p2p_get_pages_persistent";
+    let kernel = FakeKernel::new();
+    let rustc = run(Command::new("rustc").arg("--version")).text;
+    kernel.config(&format!("{}CONFIG_MODVERSIONS=y\n", with_either(&rustc)));
+    let nvidia = format!("NVIDIA={}", kernel.path().join("driver").display());
+    let symvers = kernel.path().join("out/driver.symvers");
+    let versions = || -> Vec<String> {
+        let outcome = kernel.preflight(&[&nvidia]);
+        assert!(outcome.ok, "{}", outcome.text);
+        let env = std::fs::read_to_string(kernel.path().join("out/preflight.env")).expect("what was found");
+        let used = env.contains(&symvers.display().to_string());
+        assert_eq!(outcome.text.contains("no symbol versions of the GPU driver"), !used, "{}", outcome.text);
+        let from = format!("nvidia_p2p_get_pages: {}/driver/nvidia.ko\n", kernel.path().display());
+        assert_eq!(outcome.text.contains(&from), used, "{}", outcome.text);
+        let text = std::fs::read_to_string(&symvers).expect("text");
+        text.lines().filter(|_| used).map(|line| line.split('\t').take(2).collect::<Vec<_>>().join(" ")).collect()
+    };
+    let wants = [(PLAIN, 0x3333_3333), (PERSISTENT, 0x4444_4444), ("printk", 0x5555_5555)];
+    kernel.versioned("driver/nvidia-peermem.ko", &[], &wants);
+    kernel.versioned("driver/nvidia.ko", &[(PLAIN, 0x1111_1111), (PERSISTENT, 0x2222_2222)], &[]);
+    let mut found = versions();
+    found.sort();
+    assert_eq!(found, [format!("0x11111111 {PLAIN}"), format!("0x22222222 {PERSISTENT}")]);
+    // A modprobe that knows no such option.
+    kernel.program("modprobe", "[ \"$1\" != --show-exports ] || exit 1; PATH=${PATH#*:} exec modprobe \"$@\"");
+    assert_eq!(versions(), [format!("0x33333333 {PLAIN}"), format!("0x44444444 {PERSISTENT}")]);
+    // One that was built without an RDMA core wants nothing of the driver.
+    kernel.versioned("driver/nvidia-peermem.ko", &[], &[("printk", 0x5555_5555)]);
+    assert!(versions().is_empty());
+    kernel.versioned("driver/nvidia-peermem.ko", &[], &wants[..1]);
+    refused(&kernel, &[&nvidia], &["driver/nvidia.ko exports nvidia_p2p_get_pages and no", "older than 550"]);
+}
+
+/// The files are those that this kernel's modprobe would load, under whatever name.
+#[test]
+fn the_versions_of_what_this_kernel_loads() {
+    let kernel = FakeKernel::new();
+    let rustc = run(Command::new("rustc").arg("--version")).text;
+    kernel.config(&format!("{}CONFIG_MODVERSIONS=y\n", with_either(&rustc)));
+    kernel.remove("Module.symvers");
+    let root = kernel.path().join("root");
+    kernel.program("modinfo", &format!("PATH=${{PATH#*:}} exec modinfo -b {} \"$@\"", root.display()));
+    let modules = format!("root/lib/modules/{}", FakeKernel::RELEASE);
+    let driver = [("nvidia_p2p_get_pages", 0x1111_1111), ("nvidia_p2p_get_pages_persistent", 0x2222_2222)];
+    let core = ["ib_register_peer_memory_client", "ib_unregister_peer_memory_client"].map(|name| (name, 0x3333_3333));
+    kernel.versioned(&format!("{modules}/updates/dkms/nvidia-current-open.ko"), &driver, &[]);
+    kernel.versioned(&format!("{modules}/updates/dkms/ib_core.ko"), &core, &[]);
+    kernel.versioned(&format!("{modules}/kernel/ib_uverbs.ko"), &[("ib_uverbs_get_ucontext", 1)], &[]);
+    for name in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+        kernel.write(&format!("{modules}/{name}"), "");
+    }
+    assert!(run(Command::new("depmod").arg("-b").arg(&root).arg(FakeKernel::RELEASE)).ok);
+    let outcome = kernel.preflight(&[]);
+    assert!(outcome.ok && !outcome.text.contains("warning: "), "{}", outcome.text);
+    for words in ["ib_register_peer_memory_client", "nvidia_p2p_get_pages"] {
+        let line = outcome.text.lines().find(|line| line.contains(&format!("{words}: "))).expect("a line");
+        assert!(line.contains("/updates/dkms/"), "{line}");
+    }
+    let env = std::fs::read_to_string(kernel.path().join("out/preflight.env")).expect("what was found");
+    let out = kernel.path().join("out").display().to_string();
+    assert!(env.contains(&format!("PREFLIGHT_SYMVERS='{out}/core.symvers {out}/driver.symvers'")), "{env}");
+}
+
 /// Returns the kernel crate that was chosen for the build, and the line with the reason.
 fn chosen(kernel: &FakeKernel, settings: &[&str]) -> (String, String) {
     let outcome = kernel.preflight(settings);

@@ -201,9 +201,11 @@ END_OF_UNIT
             echo "$file"
             modinfo -F description "$file"
             modinfo -F version "$file" | head -n 1
-            # Which versions it wants, if its kernel has any, and which the neighbours' last builds have.
+            # Which versions it wants, if its kernel has any, and which the neighbours have: OFED's last build,
+            # and the driver's own file, because dkms before 3.1 keeps no Module.symvers.
             modprobe --dump-modversions "$file" 2>/dev/null | grep -E 'nvidia_p2p_|peer_memory_client' | sed 's/^0x0*/0x/' | sort >/tmp/wants
-            cat /var/lib/dkms/nvidia*/kernel-"$k"-$(uname -m)/module/Module.symvers /usr/src/ofa_kernel/$(uname -m)/"$k"/Module.symvers 2>/dev/null |
+            driver=$(modinfo -k "$k" -n nvidia 2>/dev/null || modinfo -k "$k" -n nvidia-current-open 2>/dev/null || true)
+            {{ cat /usr/src/ofa_kernel/$(uname -m)/"$k"/Module.symvers 2>/dev/null || true; [ -z "$driver" ] || modprobe --show-exports "$driver"; }} |
                 grep -E '	(nvidia_p2p_|ib_.*peer_memory_client)' | cut -f 1,2 | sed 's/^0x0*/0x/' | sort >/tmp/has
             # Wanted with another version than it is had.
             awk 'NR == FNR {{ had[$2] = $1; next }} $2 in had && had[$2] != $1 {{ print $2 }}' /tmp/has /tmp/wants"#

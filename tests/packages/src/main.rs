@@ -7,6 +7,7 @@
 //!
 //! `PACKAGES_VERBOSE=1` shows every script with what it says.
 
+mod container;
 mod machine;
 mod stubs;
 mod table;
@@ -24,7 +25,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 use stubs::{deb, ours, NVIDIA, OFED};
-use transitions::{Test, Transition, ALL, INSTALLED, RPM, RPM_INTERRUPTED};
+use transitions::{started, Transition, ALL, INSTALLED, WITHOUT_OURS};
 
 #[derive(Parser)]
 enum Words {
@@ -61,9 +62,9 @@ struct Options {
     /// Run only these transitions.
     #[arg(long)]
     only: Vec<String>,
-    /// The page to which the results are written.
+    /// The folder of the pages to which the results are written.
     #[arg(long)]
-    table: Option<PathBuf>,
+    results: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -106,7 +107,7 @@ struct Distribution<'a> {
 
 fn test(options: &Options) -> Result<bool> {
     let mut good = true;
-    let mut rows = Vec::new();
+    let mut pages = Pages::default();
     let version = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../VERSION"))?.trim().to_string();
     for chroot in options.chroot.iter().chain(&options.compiler) {
         let (name, dir) = chroot.split_once('=').context("NAME=DIR")?;
@@ -129,30 +130,61 @@ fn test(options: &Options) -> Result<bool> {
         };
         let transitions: Vec<&Transition> = ALL.iter().filter(wanted).collect();
         let distribution = Distribution { name, rustc, version: &version, neighbours, ready };
-        good &= distribution.run(&transitions, &mut rows, options.table.as_deref())?;
+        good &= distribution.run(&transitions, &mut pages, options.results.as_deref())?;
+    }
+    if let Some(results) = &options.results {
+        table::write(results, container::FILE, &container::fast_path())?;
+        println!("test container/fast_path ... ok");
     }
     Ok(good)
 }
 
+/// What the pages of results show, in the order of distributions and transitions.
+#[derive(Clone, Default)]
+struct Pages {
+    rows: Vec<String>,
+    /// What programs of others have said, by page.
+    shown: BTreeMap<&'static str, String>,
+}
+
+impl Pages {
+    fn add(&mut self, other: Self) {
+        self.rows.extend(other.rows);
+        for (page, text) in other.shown {
+            *self.shown.entry(page).or_default() += &text;
+        }
+    }
+
+    fn write(&self, results: &Path) -> Result<()> {
+        table::write(results, table::FILE, &table::page(&self.rows))?;
+        self.shown.iter().try_for_each(|(page, text)| {
+            table::write(results, page, &format!("Written by `make soak ONLY=packages`.\n\n{text}"))
+        })
+    }
+}
+
 impl Distribution<'_> {
-    /// Runs these transitions, some of them side by side, and adds their rows in the order of the
+    /// Runs these transitions, some of them side by side, and adds what they show in the order of the
     /// transitions. Returns whether all are good.
-    fn run(&self, transitions: &[&Transition], rows: &mut Vec<String>, table: Option<&Path>) -> Result<bool> {
+    fn run(&self, transitions: &[&Transition], pages: &mut Pages, results: Option<&Path>) -> Result<bool> {
         let next = AtomicUsize::new(0);
-        let done: Mutex<(bool, BTreeMap<usize, Vec<String>>)> = Mutex::new((true, BTreeMap::new()));
+        let done: Mutex<(bool, BTreeMap<usize, Pages>)> = Mutex::new((true, BTreeMap::new()));
+        let with = |found: &BTreeMap<usize, Pages>| {
+            let mut all = pages.clone();
+            found.values().cloned().for_each(|page| all.add(page));
+            all
+        };
         let work = || -> Result<()> {
             loop {
                 let index = next.fetch_add(1, Relaxed);
                 let Some(transition) = transitions.get(index) else { return Ok(()) };
-                let (good, lines) = self.one(transition)?;
+                let (good, shows) = self.one(transition)?;
                 let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
                 done.0 &= good;
-                done.1.insert(index, lines);
-                // Write the page now, so that a run that is stopped keeps its findings.
-                if let Some(table) = table {
-                    let lines: Vec<String> = rows.iter().chain(done.1.values().flatten()).cloned().collect();
-                    fs::write(table, table::page(&lines))
-                        .with_context(|| format!("cannot write {}", table.display()))?;
+                done.1.insert(index, shows);
+                // Write the pages now, so that a run that is stopped keeps its findings.
+                if let Some(results) = results {
+                    with(&done.1).write(results)?;
                 }
             }
         };
@@ -162,23 +194,25 @@ impl Distribution<'_> {
             workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
         })?;
         let (good, found) = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        rows.extend(found.into_values().flatten());
+        *pages = with(&found);
         Ok(good)
     }
 
-    /// Runs a transition and prints its result. Returns whether it is good, and its rows.
-    fn one(&self, transition: &Transition) -> Result<(bool, Vec<String>)> {
-        let from = if [RPM, RPM_INTERRUPTED].contains(&transition.name) { &self.neighbours } else { &self.ready };
+    /// Runs a transition and prints its result. Returns whether it is good, and what it shows.
+    fn one(&self, transition: &Transition) -> Result<(bool, Pages)> {
+        let from = if WITHOUT_OURS.contains(&transition.name) { &self.neighbours } else { &self.ready };
         let (name, start) = (format!("{}/{}", self.name, transition.name), Instant::now());
-        let machine = Machine::new(&from.layers()?)?;
-        let mut test = Test { machine, version: self.version.to_string(), rows: Vec::new(), exit: None };
+        let mut test = started(&from.layers()?, self.version)?;
         let result = (transition.run)(&mut test);
-        let lines = test.rows.iter().map(|row| table::line(self.name, &self.rustc, row)).collect();
+        let rows = test.rows.iter().map(|row| table::line(self.name, &self.rustc, row)).collect();
+        let shown =
+            test.shown.iter().map(|(page, text)| (*page, format!("# {}, {}\n\n{text}\n", self.name, transition.name)));
+        let shows = Pages { rows, shown: shown.collect() };
         match &result {
             Ok(()) => println!("test {name} ... ok, {} s", start.elapsed().as_secs()),
             Err(error) => println!("test {name} ... FAILED\n{error:#}"),
         }
-        Ok((result.is_ok(), lines))
+        Ok((result.is_ok(), shows))
     }
 }
 

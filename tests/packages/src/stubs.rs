@@ -97,7 +97,12 @@ pub fn deb(name: &str, version: &str) -> String {
     format!("{DEBS}/{name}-dkms_{version}_all.deb")
 }
 
-/// Returns the file of our package.
+/// Returns the file of our rpm package.
+pub fn our_rpm(version: &str) -> String {
+    format!("{DEBS}/nvidia-peermem-rust-dkms-{version}-1.noarch.rpm")
+}
+
+/// Returns the file of our Debian package.
 pub fn ours(version: &str) -> String {
     format!("{DEBS}/nvidia-peermem-rust-dkms_{version}-1_all.deb")
 }

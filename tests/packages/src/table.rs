@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Writes docs/results/packages.md.
+//! Writes the pages of docs/results.
 
 use crate::transitions::Row;
+use anyhow::{Context, Result};
+use std::fs;
+use std::path::Path;
+
+/// The page of what modprobe loads.
+pub const FILE: &str = "packages.md";
 
 const HEAD: &str = "# What modprobe loads
 
@@ -20,6 +26,12 @@ pub fn line(distribution: &str, rustc: &str, row: &Row) -> String {
     let initrd = if row.initrd { "yes" } else { "no" };
     let Row { kernel, action, takes, .. } = row;
     format!("| {distribution} | {rustc} | {kernel} | {action} | {exit} | {initrd} | {takes} |\n")
+}
+
+/// Writes a page.
+pub fn write(results: &Path, name: &str, text: &str) -> Result<()> {
+    let file = results.join(name);
+    fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Returns the page with these lines.

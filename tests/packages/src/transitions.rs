@@ -2,8 +2,8 @@
 
 //! Makes something happen to a machine, and checks what modprobe must resolve to afterwards.
 
-use crate::machine::{Machine, Resolved, Said};
-use crate::stubs::{deb, ours, BROKEN, DEBS, NEXT, NVIDIA, OFED};
+use crate::machine::{Layers, Machine, Resolved, Said};
+use crate::stubs::{deb, our_rpm, ours, BROKEN, DEBS, NEXT, NVIDIA, OFED};
 use anyhow::{ensure, Context, Result};
 
 /// One transition, which starts from a machine with both neighbours and our package.
@@ -22,6 +22,8 @@ pub struct Test {
     pub rows: Vec<Row>,
     /// The exit code of the last transaction, until a row has it.
     pub exit: Option<i32>,
+    /// What programs of others have said, by the name of the page that shows it.
+    pub shown: Vec<(&'static str, String)>,
 }
 
 /// A line of the table: what an action left on a kernel.
@@ -91,15 +93,19 @@ pub const ALL: &[Transition] = &[
     long("peermemctl_by_rpm", peermemctl_by_rpm),
     long("metrics", metrics),
     long("monitoring", monitoring),
+    long("slurm", slurm),
     long("libraries", libraries),
     long("libraries_by_rpm", libraries_by_rpm),
 ];
 
+/// The page that shows what Prometheus, node_exporter and Slurm say.
+const MONITORING: &str = "monitoring.txt";
 /// The transition that a new compiler has to pass.
 pub const INSTALLED: &str = "installed";
-/// rpm's own dkms flow, which starts from a machine with the neighbours alone.
-pub const RPM: &str = "rpm";
-pub const RPM_INTERRUPTED: &str = "rpm_interrupted";
+const RPM: &str = "rpm";
+const RPM_INTERRUPTED: &str = "rpm_interrupted";
+/// The transitions that start from a machine with the neighbours alone.
+pub const WITHOUT_OURS: [&str; 2] = [RPM, RPM_INTERRUPTED];
 
 impl Test {
     /// Runs a script with a transaction of dpkg or rpm, which may fail. The row that follows has
@@ -148,6 +154,12 @@ impl Test {
     fn version(&self) -> String {
         self.version.clone()
     }
+}
+
+/// Returns a machine under test that starts from these layers.
+pub fn started(layers: &Layers, version: &str) -> Result<Test> {
+    let machine = Machine::new(layers)?;
+    Ok(Test { machine, version: version.to_string(), rows: Vec::new(), exit: None, shown: Vec::new() })
 }
 
 /// Checks that exactly one line of a text contains all these words.
@@ -200,6 +212,15 @@ fn installed(test: &mut Test) -> Result<()> {
     let kernel = test.kernel()?;
     let status = test.machine.must("dkms status -m nvidia-peermem-rust")?;
     one_line(&status, &[&kernel, "installed"])?;
+    // Without its neighbours' versions the kernel would not notice if it does not fit them.
+    if test.machine.run(&format!("grep -q '^CONFIG_MODVERSIONS=y' /boot/config-{kernel}"))?.ok {
+        let wants =
+            test.machine.must(&format!("modprobe --dump-modversions $(modinfo -k {kernel} -n nvidia-peermem)"))?;
+        for symbol in ["ib_register_peer_memory_client", "nvidia_p2p_get_pages", "nvidia_p2p_get_pages_persistent"] {
+            let has = wants.lines().any(|line| line.ends_with(&format!("\t{symbol}")));
+            ensure!(has, "no version of {symbol}:\n{wants}");
+        }
+    }
     // modprobe applies parameters by the module's name.
     let options = test.machine.must(&format!(
         "echo 'options nvidia-peermem persistent_api_support=0' >/etc/modprobe.d/admin.conf
@@ -224,16 +245,11 @@ fn nvidia_same_interface(test: &mut Test) -> Result<()> {
     test.expect_ours("upgrade of NVIDIA's driver, same interface", &version)
 }
 
-/// dkms before 3.1 keeps no Module.symvers. Then nothing shows that the interface has changed, and
-/// the kernel checks nothing.
 fn nvidia_up_and_down(test: &mut Test) -> Result<()> {
     let version = test.version();
-    let known = test.machine.run("ls /var/lib/dkms/nvidia/*/*/*/module/Module.symvers")?.ok;
     for (action, other) in [("upgrade of NVIDIA's driver", NVIDIA[2]), ("downgrade of NVIDIA's driver", NVIDIA[0])] {
         let text = test.transaction(&format!("dpkg -i {}", deb("nvidia", other)))?;
-        if known {
-            one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
-        }
+        one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
         test.expect_ours(action, &version)?;
     }
     Ok(())
@@ -552,8 +568,7 @@ fn a_place_that_is_full_or_read_only(test: &mut Test) -> Result<()> {
     ];
     let layers = test.machine.layers()?;
     for (place, lay, reason) in places {
-        let machine = Machine::new(&layers)?;
-        let mut at = Test { machine, version: version.clone(), rows: Vec::new(), exit: None };
+        let mut at = started(&layers, &version)?;
         let said = at.act(&format!(
             "sed -i 's/^0x......../0x12345678/' /usr/src/ofa_kernel/$(uname -m)/{kernel}/Module.symvers
             {lay}
@@ -586,8 +601,7 @@ fn interrupted_at_each_step(test: &mut Test) -> Result<()> {
     let version = test.version();
     let layers = test.machine.layers()?;
     for verb in ["remove", "add", "build", "install"] {
-        let machine = Machine::new(&layers)?;
-        let mut at = Test { machine, version: version.clone(), rows: Vec::new(), exit: None };
+        let mut at = started(&layers, &version)?;
         // Everything but this script, which is the first process, ends at once.
         at.machine.must(&format!(
             "printf '#!/bin/sh\n[ \"$1\" != {verb} ] || kill -9 -1\nexec /usr/sbin/dkms \"$@\"\n' >/usr/local/sbin/dkms; chmod +x /usr/local/sbin/dkms
@@ -995,28 +1009,27 @@ fn removed_while_unpacked(test: &mut Test) -> Result<()> {
 fn rpm(test: &mut Test) -> Result<()> {
     let version = test.version();
     let kernel = test.kernel()?;
-    let rpm = |version: &str| format!("{DEBS}/nvidia-peermem-rust-dkms-{version}-1.noarch.rpm");
     // If there is nothing to build it with, a line says so, and it is built once that is installed.
     let text = test.machine.must(&format!(
         "mv /lib/modules/{kernel}/build /tmp/build; rpm -i --nodeps {}; mv /tmp/build /lib/modules/{kernel}/build",
-        rpm(&version)
+        our_rpm(&version)
     ))?;
     one_line(&text, &["nvidia-peermem-rust: not built", "install linux-headers-"])?;
     units_document(test)?;
     test.machine.must("/usr/lib/nvidia-peermem-rust/upkeep refresh")?;
     test.expect_ours("rpm: installation", &version)?;
-    test.transaction(&format!("rpm -U --nodeps {}", rpm(NEXT)))?;
+    test.transaction(&format!("rpm -U --nodeps {}", our_rpm(NEXT)))?;
     test.expect_ours("rpm: upgrade of ours", NEXT)?;
-    let (driver, again) = (deb("nvidia", NVIDIA[2]), rpm(NEXT));
+    let (driver, again) = (deb("nvidia", NVIDIA[2]), our_rpm(NEXT));
     // This uses the plugin that gives each script a /tmp of its own, if this rpm has it.
     test.transaction(&format!("rpm --reinstall --nodeps {again}"))?;
     test.expect_ours("rpm: ours installed again", NEXT)?;
     test.transaction(&format!("dpkg -i --no-triggers {driver}; rpm --reinstall --nodeps {again}"))?;
     test.expect_ours("rpm: ours installed again, with another driver", NEXT)?;
-    let text = test.transaction(&format!("rpm -U --nodeps {}", rpm(BROKEN)))?;
+    let text = test.transaction(&format!("rpm -U --nodeps {}", our_rpm(BROKEN)))?;
     says_why(&text, "no such kernel")?;
     test.expect_ours("rpm: upgrade of ours that does not build", NEXT)?;
-    test.transaction(&format!("rpm -U --oldpackage --nodeps {}", rpm(&version)))?;
+    test.transaction(&format!("rpm -U --oldpackage --nodeps {}", our_rpm(&version)))?;
     test.expect_ours("rpm: downgrade of ours", &version)?;
     test.transaction("rpm -e nvidia-peermem-rust-dkms")?;
     let got = test.machine.resolved(&kernel)?;
@@ -1032,22 +1045,20 @@ fn rpm(test: &mut Test) -> Result<()> {
 /// same command again completes the upgrade.
 fn rpm_interrupted(test: &mut Test) -> Result<()> {
     let version = test.version();
-    let file = |version: &str| format!("{DEBS}/nvidia-peermem-rust-dkms-{version}-1.noarch.rpm");
-    test.machine.must(&format!("rpm -i --nodeps {}", file(&version)))?;
+    test.machine.must(&format!("rpm -i --nodeps {}", our_rpm(&version)))?;
     let layers = test.machine.layers()?;
     for verb in ["add", "remove", "build"] {
-        let machine = Machine::new(&layers)?;
-        let mut at = Test { machine, version: version.clone(), rows: Vec::new(), exit: None };
+        let mut at = started(&layers, &version)?;
         at.machine.must(&format!(
             "printf '#!/bin/sh\n[ \"$1\" != {verb} ] || kill -9 -1\nexec /usr/sbin/dkms.real \"$@\"\n' >/srv/dkms; chmod +x /srv/dkms
             mv /usr/sbin/dkms /usr/sbin/dkms.real; mv /srv/dkms /usr/sbin/
             rpm -U --nodeps {} >/tmp/log 2>&1 && {{ cat /tmp/log; exit 1; }}
             mv /usr/sbin/dkms.real /usr/sbin/dkms",
-            file(NEXT)
+            our_rpm(NEXT)
         ))?;
         let action = format!("rpm: upgrade of ours, power lost at dkms {verb}");
         at.expect_ours(&action, &version)?;
-        at.transaction(&format!("rpm -U --force --nodeps {}", file(NEXT)))?;
+        at.transaction(&format!("rpm -U --force --nodeps {}", our_rpm(NEXT)))?;
         at.expect_ours(&format!("{action}, and rpm again"), NEXT)?;
         test.rows.append(&mut at.rows);
     }
@@ -1172,8 +1183,10 @@ fn monitoring(test: &mut Test) -> Result<()> {
         trees=/srv/source/tools/peermemctl/tests/trees rules=/usr/share/peermemctl/alerts.yml
         for tree in $trees/*.tree; do
             peermemctl --root $tree metrics >/tmp/metrics 2>/dev/null || true
-            promtool check metrics </tmp/metrics >/tmp/said 2>&1 || {{ grep -q . /tmp/metrics || continue; echo "$tree: promtool"; cat /tmp/said; }}
+            promtool check metrics </tmp/metrics >/tmp/said 2>&1 || {{ grep -q . /tmp/metrics || continue; echo "wrong: $tree: promtool"; cat /tmp/said; }}
         done
+        prometheus --version | head -n 1
+        prometheus-node-exporter --version 2>&1 | head -n 1
         promtool check rules $rules
         mkdir -p /tmp/text /tmp/data
         write() {{ peermemctl --root $trees/$1.tree metrics --output /tmp/text/nvidia-peermem.prom || true; }}
@@ -1182,25 +1195,116 @@ fn monitoring(test: &mut Test) -> Result<()> {
         printf 'global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [%s]\nscrape_configs:\n  - job_name: node\n    static_configs: [{{targets: ["127.0.0.1:19100"]}}]\n' $rules >/tmp/prometheus.yml
         promtool check config /tmp/prometheus.yml
         prometheus --config.file=/tmp/prometheus.yml --storage.tsdb.path=/tmp/data --web.listen-address=127.0.0.1:19090 >/tmp/prometheus 2>&1 &
-        ask() {{ promtool query instant http://127.0.0.1:19090 "$1" 2>&1; }}
-        for i in $(seq 30); do [ -z "$(ask 'gpudirect_rdma_verdict' | grep gpudirect)" ] || break; sleep 1; done
+        # Without the time, which differs from run to run.
+        ask() {{ promtool query instant http://127.0.0.1:19090 "$1" >/tmp/answer 2>&1 || echo "wrong: $1"; sed 's/ @\[.*\]$//' /tmp/answer; }}
+        for i in $(seq 30); do [ -z "$(ask 'gpudirect_rdma_verdict' | grep ^gpudirect)" ] || break; sleep 1; done
         sleep 5
         while read -r query; do
-            answer=$(ask "$query") || echo "error: $query: $answer"
-            case "$query" in *'> 0') ;; *) [ -n "$answer" ] || echo "no data: $query" ;; esac
+            echo "> $query"
+            ask "$query"
+            case "$query" in *'> 0') ;; *) [ -n "$(cat /tmp/answer)" ] || echo "wrong: no data" ;; esac
         done </srv/queries
-        ask 'ALERTS{{alertname="PeermemMetricsRejected"}}' | grep . && echo "an alert too early"
+        rejected='ALERTS{{alertname="PeermemMetricsRejected"}}'
+        [ -z "$(ask "$rejected")" ] || echo "wrong: an alert too early"
         echo '# TYPE broken info' >/tmp/text/other.prom
-        for i in $(seq 20); do [ -z "$(ask 'ALERTS{{alertname="PeermemMetricsRejected"}}')" ] || break; sleep 1; done
-        echo "alert: $(ask 'ALERTS{{alertname="PeermemMetricsRejected"}}')"
-        grep -m 1 other.prom /tmp/exporter || echo "node_exporter is silent"
-        grep -E 'level=(error|ERROR)' /tmp/prometheus || true"#
+        for i in $(seq 20); do [ -z "$(ask "$rejected")" ] || break; sleep 1; done
+        echo "> $rejected, after a file that node_exporter cannot read"
+        ask "$rejected"
+        grep -m 1 other.prom /tmp/exporter | sed -E 's/(ts|time)=[^ ]* //' | grep . || echo "wrong: node_exporter is silent"
+        ! grep -E 'level=(error|ERROR)' /tmp/prometheus || echo "wrong: Prometheus complains""#
     ))?;
-    for wrong in ["error", "no data", "too early", ": promtool", "is silent"] {
-        let lines: Vec<&str> =
-            text.lines().filter(|line| line.contains(wrong) && !line.contains("other.prom")).collect();
-        ensure!(lines.is_empty(), "{lines:?}\n{text}");
-    }
+    let wrong: Vec<&str> = text.lines().filter(|line| line.starts_with("wrong: ")).collect();
+    ensure!(wrong.is_empty(), "{wrong:?}\n{text}");
     one_line(&text, &["SUCCESS", "rules found"])?;
-    one_line(&text, &["alert: ALERTS", "PeermemMetricsRejected"])
+    one_line(&text, &["ALERTS{", "PeermemMetricsRejected", "=>"])?;
+    test.shown.push((MONITORING, text));
+    Ok(())
+}
+
+/// Starts Slurm's own daemons on a node whose GPU is a device file, with our script as prolog and epilog. It
+/// judges the recorded machine that /srv/machine names. Slurm gives it no variables of ours.
+const SLURM: &str = r#"name=$(uname -n | cut -d . -f 1) at=/tmp/slurm
+    mkdir -p $at/state $at/spool /run/munge /etc/slurm/prolog.d /etc/slurm/epilog.d
+    chown munge: /run/munge
+    echo "127.0.0.1 localhost $name" >>/etc/hosts
+    runuser -u munge -- munged
+    cat >/etc/slurm/slurm.conf <<END
+ClusterName=lab
+SlurmctldHost=$name(127.0.0.1)
+SlurmUser=root
+StateSaveLocation=$at/state
+SlurmdSpoolDir=$at/spool
+SlurmctldPidFile=$at/slurmctld.pid
+SlurmdPidFile=$at/slurmd.pid
+SlurmctldPort=16817
+SlurmdPort=16818
+ProctrackType=proctrack/pgid
+SelectType=select/cons_tres
+GresTypes=gpu
+Prolog=/etc/slurm/prolog.d/*
+Epilog=/etc/slurm/epilog.d/*
+NodeName=$name NodeAddr=127.0.0.1 Gres=gpu:1 State=UNKNOWN
+PartitionName=all Nodes=$name Default=YES
+END
+    echo 'Name=gpu File=/dev/zero' >/etc/slurm/gres.conf
+    # Debian 12's cannot do without a plugin, and this one does nothing where nobody asks it.
+    case $(slurmd -V) in *' 22.'*) plugin=cgroup/v1 ;; *) plugin=disabled ;; esac
+    echo CgroupPlugin=$plugin >/etc/slurm/cgroup.conf
+    for part in prolog epilog; do cp /usr/share/peermemctl/operators/slurm/gpudirect-rdma /etc/slurm/$part.d/; done
+    mv /usr/bin/peermemctl /usr/bin/peermemctl.real
+    printf '#!/bin/sh\nexec peermemctl.real --root "/srv/source/tools/peermemctl/tests/trees/$(cat /srv/machine).tree" "$@"\n' >/usr/bin/peermemctl
+    chmod +x /usr/bin/peermemctl
+    slurmctld -D -c >$at/slurmctld 2>&1 &
+    slurmd -D -N $name >$at/slurmd 2>&1 &
+    slurmd -V
+    node() { scontrol show node $name 2>/dev/null | sed -n 's/^ *State=\([^ ]*\) .*/\1/p'; }
+    settled() {
+        for i in $(seq 40); do
+            case $(node) in IDLE | IDLE+DRAIN) return ;; esac
+            sleep 1
+        done
+        echo "the node is $(node)"
+        tail $at/slurmctld $at/slurmd
+        exit 1
+    }
+    job() { # WHAT MACHINE OPTIONS
+        what=$1
+        echo $2 >/srv/machine
+        shift 2
+        scontrol update nodename=$name state=resume 2>/dev/null || true
+        settled
+        id=$(sbatch --parsable --chdir=/tmp --output=$at/out "$@")
+        for i in $(seq 60); do
+            job=$(scontrol show job $id | sed -n 's/.*JobState=\([^ ]*\) .*/\1/p')
+            case $job:$(node) in COMPLETED:*) break ;; PENDING:*DRAIN*) break ;; esac
+            sleep 1
+        done
+        settled
+        reason=$(scontrol show node $name | sed -n 's/^ *Reason=\([^[]*\) \[.*/\1/p')
+        echo "$what: the job is $job, the node $(node)${reason:+, $reason}"
+        scancel $id 2>/dev/null || true
+    }
+    gpu=--gres=gpu:1
+    job "usable" no-api $gpu --wrap=true
+    job "unknown" public-netns-exclusive $gpu --wrap=true
+    job "not usable, a job without GPUs" public-geforce --wrap=true
+    job "not usable" public-geforce $gpu --wrap=true
+    job "not usable after the job" no-api $gpu --wrap='echo public-geforce >/srv/machine'"#;
+
+/// Slurm drains the node where GPUDirect RDMA is not usable, before a job with GPUs, which it puts back, or
+/// after it; and nowhere else.
+fn slurm(test: &mut Test) -> Result<()> {
+    test.machine.must(&format!("dpkg -i {DEBS}/peermemctl_{}-1_*.deb", test.version))?;
+    let text = test.machine.must(SLURM)?;
+    for line in [
+        "usable: the job is COMPLETED, the node IDLE",
+        "unknown: the job is COMPLETED, the node IDLE",
+        "not usable, a job without GPUs: the job is COMPLETED, the node IDLE",
+        "not usable: the job is PENDING, the node IDLE+DRAIN, Prolog error",
+        "not usable after the job: the job is COMPLETED, the node IDLE+DRAIN, Epilog error",
+    ] {
+        ensure!(text.lines().any(|said| said == line), "no line\n{line}\nin:\n{text}");
+    }
+    test.shown.push((MONITORING, text));
+    Ok(())
 }

@@ -95,6 +95,13 @@ pub fn sbom4rust(lab: &Lab) -> Result<PathBuf> {
     Ok(lab.build.join("sources/sbom4rust"))
 }
 
+/// Builds the Python package that holds manifests against Kubernetes' schemas, and returns its folder, unless
+/// it cannot be had.
+pub fn kubernetes_validate(lab: &Lab) -> Result<Option<PathBuf>> {
+    make(lab, Kernel::debian(), ["kubernetes-validate"].into_iter())?;
+    Ok(Some(lab.build.join("sources/kubernetes-validate")).filter(|folder| folder.exists()))
+}
+
 /// Returns QEMU's argument for the plugin that counts instructions between marks. The plugin writes
 /// to `out`, which is removed first.
 pub fn plugin(lab: &Lab, kernel: Kernel, out: &Path) -> Result<String> {

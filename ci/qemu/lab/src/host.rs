@@ -31,6 +31,8 @@ const PROGRAMS: [Program; 5] = [
     Program { name: "guest", dir: "tests/guest", takes: 5 },
     Program { name: "peermemctl", dir: "tools/peermemctl", takes: 5 },
 ];
+/// The test that needs a Python package, without which it is skipped.
+const MANIFEST: &str = "kubernetes_takes_the_manifest";
 /// The gates that are targets of the top Makefile.
 const MAKE_GATES: [&str; 2] = ["lint", "bindings-check"];
 
@@ -61,10 +63,24 @@ pub fn tests<'a, 'b: 'a>(lab: &'a Lab, built: &'a Later<'b, ()>) -> Vec<Job<'a>>
         Job::new(format!("cargo test {}", program.dir), program.takes, move || {
             built.get()?;
             let mut test = cargo_test(lab, program.dir);
+            test.arg("--no-fail-fast");
+            let mut skipped = None;
             if program.dir == "ci/qemu" {
                 test.env("SBOM4RUST", artefacts::sbom4rust(lab)?);
+                match artefacts::kubernetes_validate(lab)? {
+                    Some(folder) => _ = test.env("KUBERNETES_VALIDATE", folder),
+                    None => {
+                        test.args(["--", "--skip", MANIFEST]);
+                        skipped = Some(Found::skipped(
+                            format!("{}/{MANIFEST}", program.name),
+                            "kubernetes-validate cannot be had",
+                        ));
+                    }
+                }
             }
-            run(lab, program.name, test.arg("--no-fail-fast"))
+            let mut found = run(lab, program.name, &mut test)?;
+            found.tests.extend(skipped.into_iter().flat_map(|skipped| skipped.tests));
+            Ok(found)
         })
     };
     PROGRAMS.iter().map(job).collect()
@@ -106,7 +122,7 @@ pub fn packages(lab: &Lab, whole: bool) -> Job<'_> {
             let words = ["vendor", "--quiet", "--locked", "--sync"];
             sh::output(cargo(lab, "tools/peermemctl", &words).arg(lab.repo.join("user/Cargo.toml")).arg(&vendor))?;
             program.arg("--vendor").arg(vendor);
-            program.args(["--whole", "--table"]).arg(lab.repo.join("docs/results/packages.md"));
+            program.args(["--whole", "--results"]).arg(lab.repo.join("docs/results"));
         }
         run(lab, PACKAGES, &mut program)
     })
