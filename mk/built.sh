@@ -25,5 +25,8 @@ neighbours="$PREFLIGHT_SYMVERS ${PREFLIGHT_EXPORTERS:-}"
 for file in src "$config" $neighbours; do
 	[ -r "$file" ] || exit 1
 done
+# Packages keep the times of their makers. When a file came here, its ctime tells.
+# shellcheck disable=SC2086
+[ -z "${PREFLIGHT_EXPORTERS:-}" ] || [ -z "$(find -H $PREFLIGHT_EXPORTERS -type f -cnewer "$OUT/preflight.env")" ] || exit 1
 # shellcheck disable=SC2086
 [ -z "$(find -H Kbuild VERSION src bindings kernel-lite "$config" $symvers $neighbours -type f -newer "$OUT/preflight.env")" ]

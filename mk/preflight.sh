@@ -335,7 +335,7 @@ found=${found:-$(first_fitting nvidia_p2p_get_pages "$uvm" $nvidia_src)}
 exporter=$found
 if [ -z "$found" ]; then
 	file=${nvidia_ko:-$(module_file '' "$kver" "$nvidia" || true)}
-	exported_versions '^nvidia_p2p_' "$file" "$(ls "${file%.ko*}"-peermem.ko* 2>/dev/null | head -n 1)" >"$OUT/driver.symvers"
+	exported_versions '^nvidia_p2p_' "$file" "$(ls -d -- "${file%.ko*}"-peermem.ko* 2>/dev/null | head -n 1)" >"$OUT/driver.symvers"
 	found=$(first_with nvidia_p2p_get_pages "$OUT/driver.symvers")
 	[ -z "$found" ] || { exporter=$file exporters="$exporters $file"; }
 fi

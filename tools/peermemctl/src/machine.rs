@@ -227,7 +227,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Returns the same of an RDMA device.
+    /// Returns whether this container was given an RDMA device, by its node in /dev/infiniband; `None` if nothing tells
+    /// which node is its.
     pub fn was_given_nic(&self, nic: &RdmaDevice) -> Option<bool> {
         if self.setting.container.is_none() {
             return Some(true);

@@ -689,9 +689,12 @@ pub fn topology_denied(machine: &Machine) -> bool {
 /// Returns what has the GPU driver accept a pair that its check of the topology refuses.
 pub fn topology_cure(machine: &Machine) -> String {
     if topology_denied(machine) {
+        if machine.setting.driver_container {
+            return format!("take NVreg_GrdmaPciTopoCheckOverride=2 out of the ConfigMap that spec.driver.kernelModuleConfig.name of the ClusterPolicy names; {}", machine.setting.restart_driver());
+        }
         return machine.setting.on_node(&format!(
             "take NVreg_GrdmaPciTopoCheckOverride=2 out of /etc/modprobe.d (1 accepts every pair, 0 those that NVIDIA approves of), then load nvidia.ko again: {}",
-            unload::reload_driver(machine)
+            unload::reload(machine)
         ));
     }
     match facts::TOPOLOGY_OVERRIDE.holds(version(machine)) {

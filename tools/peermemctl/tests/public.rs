@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 279] = [
+const CASES: [Case; 282] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -100,7 +100,7 @@ const CASES: [Case; 279] = [
         &["this is a virtual machine, whose switches are the hypervisor's"],
         &["setpci -s 0000:17", "switch ACS off"],
     ),
-    case("public-acs-beside-guests", (1, 0), &["if no virtual machine uses this host's devices", "setpci -s"], &[]),
+    case("public-acs-beside-guests", (1, 0), &["if no guest uses this host's devices", "setpci -s"], &[]),
     case(
         "public-acs-lockdown",
         (1, 0),
@@ -177,7 +177,7 @@ const CASES: [Case; 279] = [
         (2, 1),
         &[
             "take that line out of /etc/modprobe.d/blacklist-ofed-modules.conf, then modprobe mlx5_ib",
-            "as the container of DOCA-OFED leaves it",
+            "the container of DOCA-OFED leaves such a file",
         ],
         &[],
     ),
@@ -346,6 +346,19 @@ const CASES: [Case; 279] = [
         &["Begin with: dkms install mlnx-ofed-kernel/25.10.OFED.25.10.1.7.1.1 -k 7.2.13"],
         &["doca-ofed"],
     ),
+    case(
+        "public-driver-unbuilt",
+        (2, 1),
+        &["no nvidia.ko is installed for this kernel", "Begin with: dkms install nvidia/595.45.04 -k 7.2.13"],
+        &["Begin with: modprobe nvidia"],
+    ),
+    case(
+        "public-driver-kept-out",
+        (2, 1),
+        &["modprobe is told to keep it out", "'install nvidia /bin/false'"],
+        &["Begin with: modprobe nvidia"],
+    ),
+    case("public-dkms-never-built", (0, 0), &["USABLE"], &["580.95.05"]),
     case(
         "public-driver-key-rejected",
         (2, 1),

@@ -178,7 +178,7 @@ pub(super) fn api_cure(machine: &Machine) -> String {
     };
     let unbuilt = limits::unbuilt(machine, OFED_MODULE).filter(|_| has(Vendor::Mellanox));
     if let Some(core) = not_reloaded(machine) {
-        format!("end the programs that use RDMA devices (fuser -v /dev/infiniband/uverbs*), then load the installed {core} (OFED: /etc/init.d/openibd restart); if the other one comes back with the next boot, it is in the initial RAM disk: update-initramfs -u or dracut -f, and reboot{or}")
+        format!("end the programs that use RDMA devices (fuser -v /dev/infiniband/uverbs*), then load the installed {core}: reboot, or for OFED /etc/init.d/openibd restart from a console, as the network over these NICs goes down meanwhile (if the other one comes back with the next boot, it is in the initial RAM disk: update-initramfs -u or dracut -f, before the reboot){or}")
     } else if let Some(unbuilt) = unbuilt {
         format!("{}, then reboot{or}", unbuilt.command())
     } else if let Some(last) = others.last() {

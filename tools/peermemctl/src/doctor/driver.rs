@@ -91,27 +91,43 @@ fn not_loaded(machine: &Machine) -> Check {
         .seen("/proc/modules, /proc/driver/nvidia/version");
     }
     let message = "nvidia.ko is not loaded: there is no GPU memory to register";
+    let found = why_not_loaded(machine);
+    let what = found.why.map_or(message.to_owned(), |why| format!("{message}; {why}"));
+    Check::fail("driver.loaded", what, found.fix).seen(found.seen)
+}
+
+/// What is known of an nvidia.ko that is not loaded.
+pub(super) struct NotLoaded {
+    /// Why that is so, if anything tells.
+    pub why: Option<String>,
+    /// What loads it.
+    pub fix: String,
+    pub seen: String,
+}
+
+/// Finds why nvidia.ko is not loaded, and what loads it.
+pub(super) fn why_not_loaded(machine: &Machine) -> NotLoaded {
     if let Some((line, fix)) = module::kept_out(machine, "nvidia", &machine.load_driver()) {
-        return Check::fail("driver.loaded", format!("{message}, and modprobe is told to keep it out"), fix)
-            .seen(format!("{}: {}", line.file, line.text));
+        let why = Some(format!("modprobe is told to keep it out ('{}' in {})", line.text, line.file));
+        return NotLoaded { why, fix, seen: format!("{}: {}", line.file, line.text) };
     }
     let on_disk = machine.release.as_deref().and_then(|release| module_file::chosen(machine.root, release, "nvidia"));
     match (on_disk, refused(machine, "nvidia")) {
-        (Some(_), Some(refused)) => {
-            Check::fail("driver.loaded", format!("{message}; {}", refused.why), refused.fix).seen(refused.seen)
-        }
+        (Some(_), Some(refused)) => NotLoaded { why: Some(refused.why), fix: refused.fix, seen: refused.seen },
         (Some(path), None) => {
-            Check::fail("driver.loaded", message, machine.load_driver()).seen(format!("modprobe would load {path}"))
+            NotLoaded { why: None, fix: machine.load_driver(), seen: format!("modprobe would load {path}") }
         }
-        (None, _) => Check::fail(
-            "driver.loaded",
-            format!("{message}, and no nvidia.ko is installed for this kernel"),
-            match limits::unbuilt(machine, "nvidia") {
+        (None, _) => NotLoaded {
+            why: Some("no nvidia.ko is installed for this kernel".to_owned()),
+            fix: match limits::unbuilt(machine, "nvidia") {
                 Some(unbuilt) => format!("{}, then modprobe nvidia", unbuilt.command()),
                 None => format!("install NVIDIA's driver{}, then modprobe nvidia", flavour_to_install(machine)),
             },
-        )
-        .seen(format!("no nvidia.ko in modules.dep of kernel {}", machine.release.as_deref().unwrap_or("(unknown)"))),
+            seen: format!(
+                "no nvidia.ko in modules.dep of kernel {}",
+                machine.release.as_deref().unwrap_or("(unknown)")
+            ),
+        },
     }
 }
 

@@ -213,13 +213,13 @@ fn without_redirect(machine: &Machine, bridges: &str) -> String {
     let off = off.collect::<Vec<_>>().join(" && ");
     let off = match module::lockdown(machine.root) {
         Some(_) => format!(
-            "boot with pci=disable_acs_redir={} on the kernel command line (lockdown keeps setpci from it), or switch ACS off in the firmware",
+            "boot with 'pci=disable_acs_redir={}' on the kernel command line, in these quotes also in /etc/default/grub, because GRUB ends a line at a bare semicolon (lockdown keeps setpci from it), or switch ACS off in the firmware",
             bridges.replace(", ", ";")
         ),
         None => format!("{off}, which holds until the next boot; for good, switch ACS off in the firmware"),
     };
     match machine.devices.iter().any(|device| device.driver.as_deref() == Some("vfio-pci")) {
-        true => format!("if no virtual machine uses this host's devices (vfio-pci), as ACS keeps guests apart: {off}"),
+        true => format!("if no guest uses this host's devices (vfio-pci), as ACS keeps guests apart: {off}"),
         false => off,
     }
 }

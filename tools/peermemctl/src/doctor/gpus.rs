@@ -264,8 +264,11 @@ fn coherent(machine: &Machine, gpu: &Device) -> Option<Check> {
 /// Returns what has the GPUs registered with the fabric of NVLink.
 fn register(machine: &Machine) -> String {
     let setting = &machine.setting;
+    if machine.gpus().into_iter().any(|gpu| machine.has_c2c(gpu)) {
+        return "the fabric manager of such a rack runs on its NVLink switches: it tells why these GPUs are in no partition; on this node nvidia-smi -q (Fabric) shows the state".to_owned();
+    }
     if setting.virtual_machine.is_some() && !machine.has_nvswitch() {
-        return "this is a virtual machine without NVSwitches: have the fabric manager of its host activate the partition of these GPUs".to_owned();
+        return "this is a virtual machine that shows no NVSwitches: have the fabric manager of its host activate the partition of these GPUs; if all GPUs of the board are here (B200 and later), start nvidia-fabricmanager here".to_owned();
     }
     if setting.driver_container {
         return "nv-fabricmanager comes from a container here, the GPU driver's: kubectl logs of its pod says why it did not set the fabric up".to_owned();
@@ -369,7 +372,12 @@ fn dma_buf(machine: &Machine) -> Check {
             ID,
             "dma-buf should work as well: GPU driver, core and a NIC's driver have it",
         ),
-        _ if machine.rdma.iter().all(|nic| matches!(way::nic_takes_dma_buf(machine, nic), Judged::No(_))) => {
+        _ if machine.rdma.iter().any(|nic| matches!(way::nic_takes_dma_buf(machine, nic), Judged::Unknown(_))) => {
+            Check::skip(ID, "whether dma-buf works cannot be told: the driver of a NIC cannot be read")
+        }
+        _ if !machine.rdma.is_empty()
+            && machine.rdma.iter().all(|nic| matches!(way::nic_takes_dma_buf(machine, nic), Judged::No(_))) =>
+        {
             Check::ok(ID, "registration by dma-buf cannot work here: the drivers of the RDMA devices do not have it")
         }
         _ => Check::ok(

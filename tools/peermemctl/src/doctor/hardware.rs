@@ -2,7 +2,7 @@
 //! Section 1: the GPUs and NICs that are there, and whether their drivers have them.
 
 use super::refused::refused;
-use super::{log, module};
+use super::{driver, log, module};
 use crate::check::{Check, Kind};
 use crate::facts;
 use crate::machine::Machine;
@@ -267,10 +267,13 @@ fn no_driver(machine: &Machine, gpu: &Device) -> (String, String) {
         None if machine.driver.is_some() => {
             (String::new(), "nvidia.ko is loaded and did not take it: dmesg | grep NVRM names the reason".to_owned())
         }
-        None => match refused(machine, "nvidia") {
-            Some(refused) => (format!(": {}", refused.why), machine.setting.on_host(&refused.fix)),
-            None => (String::new(), machine.load_driver()),
-        },
+        None if machine.setting.container.is_some() || machine.setting.driver_container => {
+            (String::new(), machine.load_driver())
+        }
+        None => {
+            let found = driver::why_not_loaded(machine);
+            (found.why.map_or(String::new(), |why| format!(": {why}")), found.fix)
+        }
     }
 }
 
@@ -383,11 +386,12 @@ fn no_device(machine: &Machine) -> Check {
     if let Some((nic, module)) = nics.iter().find(|(_, module)| is_sure(module)) {
         let what = format!("{message}, although there is a NIC that may be one: {} ({})", nic.address, nic.name());
         let load = format!("modprobe {module}");
-        let mut kept =
-            [*module, "mlx5_core", "ib_core"].into_iter().filter_map(|name| module::kept_out(machine, name, &load));
+        let below = (*module == "mlx5_ib").then_some("mlx5_core");
+        let names = std::iter::once(*module).chain(below);
+        let mut kept = names.filter_map(|name| module::kept_out(machine, name, &load));
         if let Some((line, fix)) = kept.next().filter(|_| !setting.ofed_container) {
             let what = format!(
-                "{what}. {} keeps its driver out, as the container of DOCA-OFED leaves it where it is killed",
+                "{what}. {} keeps its driver out (the container of DOCA-OFED leaves such a file where it is killed)",
                 line.file
             );
             return Check::fail(ID, what, fix).seen(seen).seen(format!("{}: {}", line.file, line.text));

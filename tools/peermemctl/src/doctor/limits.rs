@@ -5,6 +5,7 @@ use crate::check::Check;
 use crate::kernel;
 use crate::machine::{Machine, NAME, OFED_MODULE, OLD_MODULE};
 use crate::modprobe;
+use crate::module_file;
 use crate::root::{Forbidden, Root};
 use crate::setting::{self, APPTAINER, NSPAWN, PODMAN, SERVICE_ACCOUNT};
 use crate::text;
@@ -655,7 +656,27 @@ fn dkms(machine: &Machine) -> Vec<Check> {
         };
         Check { follows, ..check.seen(DKMS) }
     };
-    known_to_dkms(machine.root).into_iter().map(check).collect()
+    known_to_dkms(machine.root).into_iter().filter(|known| !is_left(machine, known)).map(check).collect()
+}
+
+/// Returns whether DKMS knows only older versions of the GPU driver than the one that runs, and has built none of
+/// them: what is left of an update is not to be installed over a driver that came otherwise.
+fn is_left(machine: &Machine, known: &Known) -> bool {
+    let root = machine.root;
+    let was_built = |package: &String| {
+        let names = root.names(&format!("{DKMS}/{package}"));
+        names.iter().any(|name| name.starts_with(|first: char| first.is_ascii_digit()))
+    };
+    let runs = root.line(&format!("/sys/module/{}/version", known.versioned)).map(|version| kernel::numbers(&version));
+    let is_older = |package: &String| {
+        let number = kernel::numbers(package.rsplit('/').next().unwrap_or_default());
+        runs.as_ref().is_some_and(|runs| number < *runs)
+    };
+    // Where no file of it is installed for this kernel, DKMS is to build what it has.
+    let has_file = |release: &String| module_file::chosen(root, release, "nvidia").is_some();
+    known.module == "nvidia"
+        && machine.release.as_ref().is_some_and(has_file)
+        && known.packages.iter().all(|package| is_older(package) && !was_built(package))
 }
 
 /// The nodes that a program opens which registers GPU memory.

@@ -588,7 +588,8 @@ fn effective_block(machine: &Machine) -> Option<(modprobe::Line, Block)> {
 /// Returns the line that keeps another module that is not loaded from being loaded, at boot or at all, and what
 /// to do then: `load` loads it.
 pub(super) fn kept_out(machine: &Machine, module: &str, load: &str) -> Option<(modprobe::Line, String)> {
-    if machine.setting.container.is_some() || machine.setting.driver_container {
+    let is_loaded = machine.modules.contains_key(module);
+    if is_loaded || machine.setting.container.is_some() || machine.setting.driver_container {
         return None;
     }
     let (line, block) = modprobe::blocked(machine.root, module)?;

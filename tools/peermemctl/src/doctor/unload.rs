@@ -25,11 +25,16 @@ pub fn unload(machine: &Machine, module: &str, then: &str) -> String {
 
 /// Returns what has nvidia.ko loaded again. Its users and the modules above it go first.
 pub fn reload_driver(machine: &Machine) -> String {
-    /// In the order in which they can be unloaded.
-    const ABOVE: [&str; 7] = [NAME, OLD_MODULE, "gdrdrv", "nvidia_fs", "nvidia_drm", "nvidia_modeset", "nvidia_uvm"];
     if machine.setting.driver_container {
         return machine.setting.restart_driver();
     }
+    machine.setting.on_host(&reload(machine))
+}
+
+/// Returns the same for whoever is on the host.
+pub fn reload(machine: &Machine) -> String {
+    /// In the order in which they can be unloaded.
+    const ABOVE: [&str; 7] = [NAME, OLD_MODULE, "gdrdrv", "nvidia_fs", "nvidia_drm", "nvidia_modeset", "nvidia_uvm"];
     let live = machine.registrations.as_ref().map_or(0, Vec::len);
     let uses = machine.modules.get("nvidia").and_then(|loaded| usize::try_from(loaded.refcount?).ok()).unwrap_or(0);
     let mut who = Vec::new();
@@ -38,11 +43,12 @@ pub fn reload_driver(machine: &Machine) -> String {
     who.push("fuser -v /dev/nvidia* names programs".to_owned());
     let above = ABOVE.into_iter().filter(|module| machine.modules.contains_key(*module));
     let modules: Vec<&str> = above.chain(["nvidia"]).collect();
-    machine.setting.on_host(&format!(
-        "end who uses the GPUs ({}), systemctl stop nvidia-persistenced, then rmmod {} and load them again",
+    let fabric = if machine.has_nvswitch() { " nvidia-fabricmanager" } else { "" };
+    format!(
+        "end who uses the GPUs ({}), systemctl stop nvidia-persistenced{fabric}, then rmmod {} and load them again",
         who.join("; "),
         modules.join(" ")
-    ))
+    )
 }
 
 /// Returns who uses a module: other modules, or the processes that have registered.
