@@ -139,11 +139,11 @@ fn test(options: &Options) -> Result<bool> {
     Ok(good)
 }
 
-/// What the pages of results show, in the order of distributions and transitions.
+/// Collects what the pages of results show, in the order of distributions and transitions.
 #[derive(Clone, Default)]
 struct Pages {
     rows: Vec<String>,
-    /// What programs of others have said, by page.
+    /// Holds what programs of others have said, by page.
     shown: BTreeMap<&'static str, String>,
 }
 

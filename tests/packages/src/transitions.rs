@@ -22,7 +22,7 @@ pub struct Test {
     pub rows: Vec<Row>,
     /// The exit code of the last transaction, until a row has it.
     pub exit: Option<i32>,
-    /// What programs of others have said, by the name of the page that shows it.
+    /// Holds what programs of others have said, by the name of the page that shows it.
     pub shown: Vec<(&'static str, String)>,
 }
 

@@ -156,7 +156,7 @@ impl<'a> Machine<'a> {
 
     /// Returns whether the driver's MIG instances are all that programs see of a GPU.
     pub fn is_mig(&self, gpu: &Device) -> bool {
-        let told = self.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.mig.as_deref());
+        let told = self.told(gpu).and_then(|told| told.mig.as_deref());
         let folder = || nvidia::mig_folder(self.root, &gpu.address);
         let has_instances =
             || folder().is_some_and(|folder| self.root.names(&folder).iter().any(|name| name.starts_with("gi")));
@@ -165,8 +165,7 @@ impl<'a> Machine<'a> {
 
     /// Returns why a NIC may not reach the memory of a GPU that computes confidentially, or may do so.
     pub fn confidential(&self, gpu: &Device) -> Option<String> {
-        let told = self.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address));
-        if told.is_some_and(|told| told.protected) {
+        if self.told(gpu).is_some_and(|told| told.protected) {
             return Some(format!("GPU {} has protected memory (nvidia-smi -q)", gpu.address));
         }
         self.encrypted.as_ref().map(|seen| format!("the memory of this virtual machine is encrypted ({seen})"))
@@ -227,8 +226,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Returns whether this container was given an RDMA device, by its node in /dev/infiniband; `None` if nothing tells
-    /// which node is its.
+    /// Returns whether this container was given an RDMA device, by its node in /dev/infiniband; `None` if
+    /// nothing tells which node that is.
     pub fn was_given_nic(&self, nic: &RdmaDevice) -> Option<bool> {
         if self.setting.container.is_none() {
             return Some(true);

@@ -107,9 +107,7 @@ pub const PROTECTED: &str = "Conf Compute Protected Memory Usage";
 
 /// Returns the folder in which the GPU driver shows the MIG instances of the GPU at `address`.
 pub fn mig_folder(root: &Root, address: &str) -> Option<String> {
-    let text = root.text(&format!("/proc/driver/nvidia/gpus/{address}/information")).ok()?;
-    let minor = text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?;
-    Some(format!("/proc/driver/nvidia/capabilities/gpu{}/mig", minor.trim()))
+    Some(format!("/proc/driver/nvidia/capabilities/gpu{}/mig", minor(root, address)?))
 }
 
 /// What `nvidia-smi` is asked, in one go.

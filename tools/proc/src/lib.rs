@@ -21,7 +21,7 @@ impl Stats {
         Self(text.lines().filter_map(pair).collect())
     }
 
-    /// Whether this and the other files have the format that is understood here.
+    /// Returns whether this and the other files have the format that is understood here.
     pub fn is_known(&self) -> bool {
         self.text("format") == Some(FORMAT)
     }

@@ -35,7 +35,7 @@ struct Topology {
     /// The number of address bits that the devices `edu`, which the sample driver drives, put on
     /// the bus. `None`: no such devices.
     edu: Option<u32>,
-    /// Whether each GPU is below a PCIe switch with the network card of the same number.
+    /// Tells whether each GPU is below a PCIe switch with the network card of the same number.
     #[serde(default)]
     switches: bool,
     /// Whether the boot has two machines with a cable between them.

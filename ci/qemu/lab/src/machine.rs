@@ -51,7 +51,7 @@ pub struct Boot {
     /// The number of address bits that each of two `edu` devices beside the GPUs puts on the bus.
     /// `None`: no such devices.
     pub edu: Option<u32>,
-    /// Whether each GPU is below a PCIe switch with the network card of the same number. Otherwise
+    /// Tells whether each GPU is below a PCIe switch with the network card of the same number. Otherwise
     /// all of them are on the root bus.
     pub switches: bool,
     pub clock: Clock,

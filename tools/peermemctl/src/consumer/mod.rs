@@ -19,7 +19,7 @@ use crate::way::{self, Judged, Way};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// Where Amazon's installer puts its plugin of NCCL.
+/// Lists the places where Amazon's installer puts its plugin of NCCL.
 const OFI_PLUGINS: [&str; 4] = [
     "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so",
     "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu/libnccl-net.so",

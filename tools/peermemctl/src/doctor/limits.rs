@@ -597,6 +597,11 @@ fn kernels(machine: &Machine) -> Vec<String> {
     std::iter::once(running.clone()).chain(kernel::newer(machine.root, running)).collect()
 }
 
+/// Returns the version of a package of DKMS, which is named package/version, as numbers.
+fn number(package: &str) -> Vec<u64> {
+    kernel::numbers(package.rsplit('/').next().unwrap_or_default())
+}
+
 /// Returns what DKMS could build for kernels for which it has built no version of a module. A version that it has
 /// not built beside another one is left over from an update, or waits for one.
 fn unbuilt_of(machine: &Machine, known: &Known) -> Option<Unbuilt> {
@@ -605,7 +610,6 @@ fn unbuilt_of(machine: &Machine, known: &Known) -> Option<Unbuilt> {
     let built_for =
         |release: &String| known.packages.iter().find(|package| root.exists(&format!("{DKMS}/{package}/{release}")));
     // The version in use, or else the newest.
-    let number = |package: &String| kernel::numbers(package.rsplit('/').next().unwrap_or_default());
     let loaded = root.line(&format!("/sys/module/{}/version", known.versioned)).map(|text| kernel::numbers(&text));
     let is_loaded = |package: &&String| {
         let loaded = loaded.as_deref().filter(|loaded| !loaded.is_empty());
@@ -668,10 +672,7 @@ fn is_left(machine: &Machine, known: &Known) -> bool {
         names.iter().any(|name| name.starts_with(|first: char| first.is_ascii_digit()))
     };
     let runs = root.line(&format!("/sys/module/{}/version", known.versioned)).map(|version| kernel::numbers(&version));
-    let is_older = |package: &String| {
-        let number = kernel::numbers(package.rsplit('/').next().unwrap_or_default());
-        runs.as_ref().is_some_and(|runs| number < *runs)
-    };
+    let is_older = |package: &String| runs.as_ref().is_some_and(|runs| number(package) < *runs);
     // Where no file of it is installed for this kernel, DKMS is to build what it has.
     let has_file = |release: &String| module_file::chosen(root, release, "nvidia").is_some();
     known.module == "nvidia"

@@ -219,8 +219,8 @@ fn blocked(machine: &Machine) -> Option<Check> {
     )
 }
 
-/// A GPU that nvidia.ko was to give up while somebody used it, by its own line in the kernel log: it waits for the
-/// last user, and nothing tells when that is over.
+/// Finds a GPU that nvidia.ko was to give up while somebody used it, by its own line in the kernel log. The driver
+/// waits for the last user, and nothing tells when that is over.
 fn taken_away(machine: &Machine) -> Option<Check> {
     let of = |line: &String| {
         let address = line.split_once(TAKEN_AWAY)?.1.split_ascii_whitespace().next()?;
@@ -239,7 +239,7 @@ fn taken_away(machine: &Machine) -> Option<Check> {
     )
 }
 
-/// Tasks that wait in the drivers of NICs, where nothing tells for whom.
+/// Finds a task that waits in the driver of a NIC, where nothing tells for whom.
 fn blocked_in_nic(machine: &Machine) -> Option<Check> {
     const MODULES: [&str; 9] =
         ["mlx5_core", "mlx5_ib", "bnxt_en", "bnxt_re", "irdma", "efa", "ionic_rdma", "ib_uverbs", "ib_core"];
@@ -310,6 +310,7 @@ fn is_an_unbind(stack: &str) -> bool {
     ["nv_pci_remove", "nvidia_remove"].iter().any(|name| stack.contains(name))
 }
 
+/// Returns whether a stack is that of an rmmod that waits for the core.
 fn is_a_leave(stack: &str) -> bool {
     stack.contains("ib_unregister_peer_memory_client")
 }

@@ -34,10 +34,14 @@ fn by_versions(machine: &Machine, name: &str) -> Option<Refused> {
     let line = machine.log.iter().flatten().rfind(is_it)?;
     let release = machine.release.as_deref().unwrap_or_default();
     let again = |what: &str, module: &str| {
-        match limits::unbuilt(machine, module) {
-        Some(unbuilt) => unbuilt.command(),
-        None => format!("build {what} again for this kernel (dkms autoinstall -k {release}, with its headers; without DKMS install it again)"),
-    }
+        limits::unbuilt(machine, module).map_or_else(
+            || {
+                format!(
+                    "build {what} again for this kernel (dkms autoinstall -k {release}, with its headers; without DKMS install it again)"
+                )
+            },
+            |unbuilt| unbuilt.command(),
+        )
     };
     let (why, fix) = match name {
         "nvidia" => {

@@ -31,7 +31,7 @@ pub(crate) fn best(pair: &VerifyPair) -> Option<&VerifyWay> {
     works.max_by(|a, b| rate(a).total_cmp(&rate(b)))
 }
 
-/// What the figures of a measured matrix are.
+/// Says what the figures of a matrix are.
 pub(crate) fn head(matrix: &Matrix) -> String {
     match matrix.measured {
         true => format!(
@@ -43,7 +43,7 @@ pub(crate) fn head(matrix: &Matrix) -> String {
     }
 }
 
-/// A pair in short: distance, way, GB/s, their part of what the link can do, marks.
+/// Returns a pair in short: distance, way, GB/s, their part of what the link can do, marks.
 pub(crate) fn cell(pair: &VerifyPair) -> String {
     let distance = pair.distance.map_or("-", |distance| distance.text());
     let mut said = match best(pair) {
@@ -102,7 +102,7 @@ pub(super) fn print(page: &mut Page, matrix: &Matrix) {
     page.wrapped("matrix: ", matrix.outcome().text(), Style::new().bold());
 }
 
-/// Why a way is slow or wrong, and why a pair has none; what is the same of several pairs once.
+/// Prints why a way is slow or wrong, and why a pair has none. What is the same of several pairs is said once.
 fn causes(page: &mut Page, matrix: &Matrix) {
     const MOST: usize = 12;
     let mut told: Vec<(Level, String, Vec<String>)> = Vec::new();

@@ -69,10 +69,11 @@ fn of_wheel(env: &Env, way: Way, test: &str, more: &[(&'static str, &str)]) -> R
     nothing_stays()
 }
 
-/// What Debian 12's can do, with GPU memory that no NIC can reach, too.
+/// Names the tests that Debian 12's passes with GPU memory that no NIC can reach, too.
 const DEBIANS_MESSAGES: [&str; 2] = ["tag_bw", "ucp_am_bw"];
 
-/// What it is asked where it registers GPU memory. With other GPU memory `ucp_put_lat` waits for ever.
+/// Names the tests that it is asked for only where it registers GPU memory. With other GPU memory `ucp_put_lat` waits for
+/// ever.
 const DEBIANS_RMA: [&str; 3] = ["ucp_put_lat", "ucp_put_bw", "ucp_get"];
 
 /// Debian 12's, on the way that it has. Where the core has no folder of peers it copies through host
