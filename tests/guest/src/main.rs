@@ -10,6 +10,7 @@ mod actor;
 mod arch;
 mod cmdline;
 mod common;
+mod complaint;
 mod counters;
 mod cuda;
 mod edu;

@@ -16,6 +16,7 @@ use nix::unistd::Pid;
 use serde_json::{json, Value};
 
 use crate::cmdline::Request;
+use crate::complaint::{Complaint, Kind};
 use crate::gpu;
 use crate::kmsg::{is_alarm, Mark};
 use crate::ktap::{Ktap, Verdict};
@@ -183,17 +184,18 @@ impl<'a> Runner<'a> {
             self.ktap.note(note);
         }
         if ended.timed_out {
-            reasons.push(format!("hung: did not end within {:?}", test.limit));
+            reasons.push(Kind::Hang.said(format!("did not end within {:?}", test.limit)));
         }
+        let failures = ended.failures.into_iter().map(|why| Kind::Promise.said(why));
         match ended.status {
             // Failures count as well if another thread or process of the test reported them.
-            Some(s) if s.success() => reasons.extend(ended.failures),
+            Some(s) if s.success() => reasons.extend(failures),
             Some(s) if ended.timed_out && s.signal() == Some(libc::SIGKILL) => {}
             // The child has reported the reason, unless it panicked or was killed.
-            Some(s) if ended.failures.is_empty() => reasons.push(format!("the test's process: {s}")),
-            Some(_) => reasons.extend(ended.failures),
+            Some(s) if failures.len() == 0 => reasons.push(Kind::Promise.said(format!("the test's process: {s}"))),
+            Some(_) => reasons.extend(failures),
             None => {
-                reasons.push("its process cannot be killed".into());
+                reasons.push(Kind::Hang.said("its process cannot be killed".into()));
                 self.wedged_by = Some(format!("{}/{}", suite.name, test.name));
             }
         }
@@ -202,10 +204,10 @@ impl<'a> Runner<'a> {
             Ok(said) if !raises_alarms(suite.name) => {
                 let alarms: Vec<String> = said.into_iter().filter(|l| is_alarm(l)).collect();
                 self.alarmed |= !alarms.is_empty();
-                reasons.extend(alarms.into_iter().map(|l| format!("the kernel: {l}")));
+                reasons.extend(alarms.into_iter().map(|line| Kind::Kernel.said(line)));
             }
             Ok(_) => {}
-            Err(e) => reasons.push(format!("{e:#}")),
+            Err(e) => reasons.push(Kind::Promise.said(format!("{e:#}"))),
         }
         // A task that died in the kernel may have died with the accounting's lock.
         if self.wedged_by.is_none() && !self.over() && !leaves_something(suite.name) {
@@ -220,18 +222,19 @@ impl<'a> Runner<'a> {
     }
 
     /// Sends the outcome for a row of the scenario table to the host.
-    fn tell(&mut self, mut row: Value, skipped: Option<&str>, what: &[String]) {
+    fn tell(&mut self, mut row: Value, skipped: Option<&str>, what: &[Complaint]) {
         row["skipped"] = json!(skipped);
-        row["what"] = json!(what);
+        row["what"] = what.iter().map(Complaint::row).collect();
         self.ktap.json("scenario", &row);
     }
 
-    fn judge(&mut self, suite: &Suite, test: &Test, reasons: Vec<String>, skip: Option<String>) -> Verdict {
+    fn judge(&mut self, suite: &Suite, test: &Test, reasons: Vec<Complaint>, skip: Option<String>) -> Verdict {
         for reason in &reasons {
-            self.ktap.note(reason);
+            self.ktap.note(&reason.to_string());
         }
         if self.request.nvidia_c && test.nvidia_c == NvidiaC::Recorded {
-            let row = json!({ "suite": suite.name, "test": test.name, "clean": reasons.is_empty(), "what": reasons });
+            let what: Vec<Value> = reasons.iter().map(Complaint::row).collect();
+            let row = json!({ "suite": suite.name, "test": test.name, "clean": what.is_empty(), "what": what });
             self.ktap.json("nvidia_c", &row);
             return Verdict::Pass;
         }
@@ -391,10 +394,10 @@ fn reset_stand_ins() -> Result<()> {
 }
 
 /// Returns what the test left and no test may leave: pins, memory, references.
-fn left_behind() -> Vec<String> {
+fn left_behind() -> Vec<Complaint> {
     let mut out = Vec::new();
     let gpu = gpu_if_loaded().unwrap_or_else(|e| {
-        out.push(format!("{e:#}"));
+        out.push(Kind::Promise.said(format!("{e:#}")));
         None
     });
     if let Some(gpu) = gpu {
@@ -406,14 +409,14 @@ fn left_behind() -> Vec<String> {
                 Ok(accounting) if accounting.is_clean() => break,
                 Ok(_) if Instant::now() < end => thread::sleep(Duration::from_millis(50)),
                 Ok(accounting) => {
-                    out.push(format!("the GPU's accounting is not clean: {:?}", accounting.dirt()));
+                    out.push(Kind::Pinned.said(format!("the GPU's accounting is not clean: {:?}", accounting.dirt())));
                     if let Ok(pins) = fs::read_to_string("/sys/kernel/debug/nvidia_lab/pins") {
-                        out.extend(pins.lines().map(|l| format!("still pinned: {l}")));
+                        out.extend(pins.lines().map(|l| Kind::Pinned.said(format!("still pinned: {l}"))));
                     }
                     break;
                 }
                 Err(e) => {
-                    out.push(format!("read the GPU's accounting: {e}"));
+                    out.push(Kind::Promise.said(format!("read the GPU's accounting: {e}")));
                     break;
                 }
             }
@@ -422,14 +425,16 @@ fn left_behind() -> Vec<String> {
     if modules::loaded("lab_pcie").unwrap_or(false) {
         match lab::fabric() {
             Ok(fabric) if fabric.errors() == 0 => {}
-            Ok(fabric) => out.push(format!("the fabric saw accesses that nobody may make: {fabric:?}")),
-            Err(e) => out.push(format!("{e:#}")),
+            Ok(fabric) => {
+                out.push(Kind::Promise.said(format!("the fabric saw accesses that nobody may make: {fabric:?}")));
+            }
+            Err(e) => out.push(Kind::Promise.said(format!("{e:#}"))),
         }
     }
     match modules::use_count(PEERMEM) {
         Ok(None | Some(0)) => {}
-        Ok(Some(n)) => out.push(format!("{PEERMEM} still has {n} users")),
-        Err(e) => out.push(format!("{e:#}")),
+        Ok(Some(n)) => out.push(Kind::Promise.said(format!("{PEERMEM} still has {n} users"))),
+        Err(e) => out.push(Kind::Promise.said(format!("{e:#}"))),
     }
     out
 }

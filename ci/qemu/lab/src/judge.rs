@@ -6,7 +6,7 @@
 use crate::boots::{Expect, Row};
 use crate::lanes::Found;
 use crate::pair;
-use crate::verdict::Verdict;
+use crate::verdict::{self, Complaint, Verdict};
 use anyhow::{ensure, Context, Result};
 use lab::alarms::Kind;
 use lab::artefacts::{self, Built};
@@ -34,7 +34,7 @@ pub struct Complaints {
     pub skipped: Option<String>,
     /// The complaints. Empty in the row that announces the test.
     #[serde(default)]
-    pub what: Vec<String>,
+    pub what: Vec<Complaint>,
 }
 
 /// Boots the row's machine with these of its suites.
@@ -195,7 +195,7 @@ pub fn complaints(report: &Report) -> Result<Vec<Complaints>> {
         let alarm = worst.map_or(NO_WORD, |a| a.line.as_str());
         // Remove the time, because it differs in each boot.
         let alarm = alarm.split_once("] ").filter(|_| alarm.starts_with('[')).map_or(alarm, |(_, said)| said);
-        begun.what = vec![format!("machine stopped: {alarm}")];
+        begun.what = vec![Complaint { kind: verdict::Kind::Stopped, text: alarm.to_string() }];
         rows.push(begun);
     }
     Ok(rows)
@@ -204,14 +204,15 @@ pub fn complaints(report: &Report) -> Result<Vec<Complaints>> {
 /// Returns, for each of these tests, whether it caught NVIDIA's module.
 fn caught(report: &Report, tests: &[String]) -> Result<Vec<Test>> {
     let rows = complaints(report)?;
+    let words = |what: &[Complaint]| what.iter().map(Complaint::to_string).collect::<Vec<_>>();
     let caught = |name: &String| {
         let what = rows.iter().find(|row| row.test == *name).map(|row| row.what.clone());
         let caught = what.as_ref().is_some_and(|what| Verdict::worst(what).0 == Verdict::MemorySafety);
         let unseen = "no alarm, no lost pin: the lab would not see ours break either".to_string();
         let notes = match what {
             None => vec!["it did not run".to_string()],
-            Some(what) if caught => what,
-            Some(what) => [vec![unseen], what].concat(),
+            Some(what) if caught => words(&what),
+            Some(what) => [vec![unseen], words(&what)].concat(),
         };
         Test::new(format!("NVIDIA's module is caught in {name}"), caught, notes)
     };
@@ -353,23 +354,27 @@ mod tests {
 
     #[test]
     fn a_canary_that_comes_out_clean_is_a_failure() {
-        let row = |test: &str, what: &[&str]| json!({"test": test, "generation": "25.10", "what": what});
+        let row = |test: &str, what: &[(&str, &str)]| {
+            let what: Vec<Value> = what.iter().map(|(kind, text)| json!({"kind": kind, "text": text})).collect();
+            json!({"test": test, "generation": "25.10", "what": what})
+        };
         let mut report = report(&[Kind::Bug]);
         let judged = |report: &Report| -> Vec<bool> {
             caught(report, &["s/a", "s/b"].map(String::from)).unwrap().iter().map(|test| !test.has_failed()).collect()
         };
         assert_eq!(judged(&report), [false, false]);
-        let alarm = "the kernel: BUG: KASAN: slab-use-after-free";
-        report.json.insert("scenario".into(), vec![row("s/a", &["wanted 1", alarm]), row("s/b", &[])]);
+        let alarm = ("kernel", "BUG: KASAN: slab-use-after-free");
+        report.json.insert("scenario".into(), vec![row("s/a", &[("promise", "wanted 1"), alarm]), row("s/b", &[])]);
         assert_eq!(judged(&report), [true, false]);
         // A circle of locks is a finding for either module.
-        let circle = "the kernel: WARNING: possible circular locking dependency detected";
+        let circle = ("kernel", "WARNING: possible circular locking dependency detected");
         report.json.insert("scenario".into(), vec![row("s/a", &[circle]), row("s/b", &[alarm])]);
         assert_eq!(judged(&report), [false, true]);
         // Breaking a promise that only our module gives is no finding against NVIDIA's module;
         // losing a pin is one.
-        let pins = "the GPU's accounting is not clean: [(\"live_pins\", 1)]";
-        report.json.insert("scenario".into(), vec![row("s/a", &["0 users, wanted 1"]), row("s/b", &[pins])]);
+        let pins = ("pinned", "the GPU's accounting is not clean: [(\"live_pins\", 1)]");
+        let users = ("promise", "0 users, wanted 1");
+        report.json.insert("scenario".into(), vec![row("s/a", &[users]), row("s/b", &[pins])]);
         assert_eq!(judged(&report), [false, true]);
         // The machine stopped in the second test, with an alarm.
         let panic = Alarm { kind: Kind::Bug, line: "Kernel panic - not syncing".into(), number: 1 };
@@ -379,7 +384,7 @@ mod tests {
         assert_eq!(judged(&report), [true, true]);
         // The same with a circle of locks as the alarm, and with an alarm that belongs to the test
         // before.
-        report.alarms[0] = Alarm { kind: Kind::Lockdep, line: circle.replace("the kernel: ", ""), number: 1 };
+        report.alarms[0] = Alarm { kind: Kind::Lockdep, line: circle.1.into(), number: 1 };
         assert_eq!(judged(&report), [true, false]);
         report.alarms[0] = panic;
         report.begun.insert("s/b".into(), 2);
@@ -398,6 +403,6 @@ mod tests {
         report.alarms.push(Alarm { kind: Kind::Bug, line: "[   10.414051] Kernel panic".into(), number: 1 });
         let rows = complaints(&report).unwrap();
         assert_eq!(rows.len(), 2);
-        assert_eq!(rows[1].what, ["machine stopped: Kernel panic"]);
+        assert_eq!(rows[1].what, [Complaint { kind: verdict::Kind::Stopped, text: "Kernel panic".into() }]);
     }
 }

@@ -6,7 +6,7 @@
 use crate::boots::{self, Row};
 use crate::judge::{self, complaints, Complaints};
 use crate::lanes::{self, Found, Job};
-use crate::verdict::Verdict;
+use crate::verdict::{Complaint, Verdict};
 use anyhow::{bail, Context, Result};
 use lab::artefacts::{self, build, Built};
 use lab::axes::{Also, Core, Kernel, Module, Named, Run};
@@ -252,7 +252,7 @@ fn split(lines: &[Line], whose: usize) -> String {
 /// Returns the worst of the complaints, short enough for a table.
 fn brief(complaints: &Complaints) -> Answer {
     let (verdict, reason) = Verdict::worst(&complaints.what);
-    let reason = reason.unwrap_or_default().replace("the kernel: ", "");
+    let reason = reason.map(Complaint::to_string).unwrap_or_default();
     // Leave out offsets and addresses, because they differ in each build.
     let words: Vec<&str> = reason.split_whitespace().map(|w| w.split("+0x").next().unwrap_or(w)).collect();
     let mut text = words.join(" ").replace('|', "/");
@@ -343,14 +343,15 @@ fn page(lines: &[Line], ran: &Ran) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verdict::Kind;
 
-    fn said(test: &str, mode: &str, core: &str, what: &[&str]) -> Complaints {
+    fn said(test: &str, mode: &str, core: &str, what: &[(Kind, &str)]) -> Complaints {
         Complaints {
             test: test.into(),
             core: core.into(),
             mode: Some(mode.into()),
             skipped: None,
-            what: what.iter().map(|w| w.to_string()).collect(),
+            what: what.iter().map(|(kind, text)| Complaint { kind: *kind, text: text.to_string() }).collect(),
         }
     }
 
@@ -369,8 +370,9 @@ mod tests {
 
     #[test]
     fn the_worst_first_and_no_offsets() {
-        let what = ["2 pins left", "the kernel: BUG: KASAN: slab-use-after-free in f+0x12/0x34 [nvidia_peermem]"];
-        let text = |what: &[&str]| words(&brief(&said("scenarios/x", "legacy", "25.10", what)));
+        let spoilt = "BUG: KASAN: slab-use-after-free in f+0x12/0x34 [nvidia_peermem]";
+        let what = [(Kind::Promise, "2 pins left"), (Kind::Kernel, spoilt)];
+        let text = |what: &[(Kind, &str)]| words(&brief(&said("scenarios/x", "legacy", "25.10", what)));
         assert_eq!(text(&what), "memory safety: BUG: KASAN: slab-use-after-free in f [nvidia_peermem]");
         assert_eq!(text(&[]), "clean");
     }
@@ -389,16 +391,16 @@ mod tests {
     fn a_line_for_each_mode_and_core() {
         let name = "scenarios/25.10/legacy/free_during_dma_map";
         let ours = [said(name, "legacy", "25.10", &[]), said(name, "persistent", "25.10", &[])];
-        let nvidia_c = [said(name, "legacy", "25.10", &["hung: did not end"])];
+        let nvidia_c = [said(name, "legacy", "25.10", &[(Kind::Hang, "did not end")])];
         let clauses = [clause()];
         let lines = lines(&clauses, &[ours.to_vec(), nvidia_c.to_vec()]);
         let answers: Vec<_> = lines[0].answers.values().map(both).collect();
-        assert_eq!(answers, [["clean", "hang: hung: did not end"], ["clean", ""]]);
+        assert_eq!(answers, [["clean", "hang: did not end"], ["clean", ""]]);
         assert_eq!(split(&lines, THEIRS), "1 hang");
         let (commit, driver) = ("abc".to_string(), "550.163.01".to_string());
         let mut ran = Ran { commit, driver, table: TABLE, jobs: 2, done: 2, failed: Vec::new() };
         let whole = page(&lines, &ran);
-        let row = "| `scenarios/free_during_dma_map` | legacy, persistent | 25.10 | clean | hang: hung: did not end |";
+        let row = "| `scenarios/free_during_dma_map` | legacy, persistent | 25.10 | clean | hang: did not end |";
         let verdict = "| hang | a task or the machine does not go on | 0 | 1 |";
         assert!(whole.contains(verdict) && whole.contains(row) && !whole.contains("**"), "{whole}");
         (ran.done, ran.failed) = (1, vec!["x: end/nothing_leaked".to_string()]);
