@@ -36,3 +36,38 @@ pub(crate) mod range;
 pub(crate) mod several;
 #[path = "sg.rs"]
 pub(crate) mod sg;
+
+/// The layer while the module that uses it is loaded. The module drops it last: after its clients, or
+/// its driver, can pin nothing more.
+pub(crate) struct Layer(());
+
+impl Layer {
+    /// Finds the GPU driver, and initialises what the layer keeps for the whole module. Says in the
+    /// kernel log which GPU driver is missing.
+    ///
+    /// # Safety
+    ///
+    /// It is called only once, in module init, before anything else of the layer.
+    pub(crate) unsafe fn new() -> kernel::error::Result<Self> {
+        gpu::pin::find_provider()?;
+        // SAFETY: By this function's contract.
+        unsafe {
+            pin::registry::init();
+            gpu::topology::init();
+            observe::refusals::init();
+        }
+        Ok(Self(()))
+    }
+}
+
+impl Drop for Layer {
+    /// Nothing is pinned any more, because each registration holds the module.
+    fn drop(&mut self) {
+        // SAFETY: By the contract of `new` this is module exit, or an init that failed: nobody registers,
+        // and each registration held the module.
+        unsafe {
+            pin::registry::clear();
+            gpu::bar::forget_gpus();
+        }
+    }
+}

@@ -23,17 +23,15 @@ mod peer;
 
 use dma::device::Device;
 use ffi::{raw, shim};
-use gpu::{bar, topology};
 use kernel::error::from_result;
 use kernel::prelude::*;
 use kernel::sync::Arc;
 use kernel::types::ForeignOwnable;
 use layer::*;
-use observe::{proc, refusals};
+use observe::proc;
 use peer::client::{self, Client, Clients};
 use peer::{parameters, walk};
 use pin::registration::Registration;
-use pin::registry;
 
 module! {
     type: PeerMem,
@@ -43,40 +41,26 @@ module! {
     license: "GPL",
 }
 
-/// The module while it is loaded. Dropping it is the unloading of rule 10.
+/// The module while it is loaded. Its fields are dropped in the order of rule 10.
 struct PeerMem {
-    clients: Option<Clients>,
+    _clients: Clients,
+    _layer: Layer,
     _folder: proc::Folder,
-}
-
-impl Drop for PeerMem {
-    fn drop(&mut self) {
-        drop(self.clients.take());
-        // SAFETY: No client is left to register or to be asked, and each registration holds the module.
-        unsafe {
-            registry::clear();
-            bar::forget_gpus();
-        }
-    }
 }
 
 impl kernel::Module for PeerMem {
     fn init(_module: &'static ThisModule) -> Result<Self> {
         parameters::check()?;
         client::find_core()?;
-        gpu::pin::find_provider()?;
         // SAFETY: Module init runs once, and no client is registered yet.
-        unsafe {
-            registry::init();
-            walk::init();
-            topology::init();
-            refusals::init();
-        }
-        let mut this = Self { clients: None, _folder: proc::Folder::new()? };
+        let layer = unsafe { Layer::new() }?;
+        // SAFETY: As above.
+        unsafe { walk::init() };
+        let folder = proc::Folder::new()?;
         let callbacks = [callbacks::<0>(), callbacks::<1>(), callbacks::<2>()];
         // SAFETY: Module init, which runs once; all else was initialised above.
-        this.clients = Some(unsafe { Clients::register(callbacks) }?);
-        Ok(this)
+        let clients = unsafe { Clients::register(callbacks) }?;
+        Ok(Self { _clients: clients, _layer: layer, _folder: folder })
     }
 }
 

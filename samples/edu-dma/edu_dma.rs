@@ -32,7 +32,6 @@ mod uapi;
 mod layer;
 
 use engine::{Edu, Interrupt};
-use gpu::{bar, topology};
 use kernel::device::Core;
 use kernel::device_id::{IdArray, IdTable, RawDeviceId};
 use kernel::dma::{Device, DmaMask};
@@ -42,8 +41,6 @@ use kernel::pci;
 use kernel::prelude::*;
 use kernel::sync::Arc;
 use layer::*;
-use observe::refusals;
-use pin::registry;
 use session::Session;
 
 module! {
@@ -68,37 +65,6 @@ struct EduDma {
     layer: Layer,
 }
 
-/// The state that the layer keeps for the whole module.
-struct Layer;
-
-impl Layer {
-    /// Initialises the layer.
-    ///
-    /// # Safety
-    ///
-    /// It is called only once, before the driver is registered.
-    unsafe fn new() -> Self {
-        // SAFETY: By this function's contract.
-        unsafe {
-            registry::init();
-            topology::init();
-            refusals::init();
-        }
-        Self
-    }
-}
-
-impl Drop for Layer {
-    /// No pin is left, because each holds the module.
-    fn drop(&mut self) {
-        // SAFETY: The driver is gone, and each pin held the module.
-        unsafe {
-            registry::clear();
-            bar::forget_gpus();
-        }
-    }
-}
-
 impl kernel::InPlaceModule for EduDma {
     fn init(module: &'static ThisModule) -> impl PinInit<Self, Error> {
         pin_init::pin_init_scope(move || {
@@ -110,11 +76,10 @@ impl kernel::InPlaceModule for EduDma {
                 );
                 return Err(EINVAL);
             }
-            gpu::pin::find_provider()?;
             // SAFETY: Module init runs once, and the driver is not registered yet.
             let layer = unsafe {
                 engine::init();
-                Layer::new()
+                Layer::new()?
             };
             Ok(try_pin_init!(Self {
                 driver <- kernel::driver::Registration::new(<Self as kernel::ModuleMetadata>::NAME, module),

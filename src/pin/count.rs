@@ -6,14 +6,6 @@ use crate::gpu::pin::{Lost, PagePin};
 use crate::observe::stats::{self, PerClient};
 use crate::pin::registration::{Inner, Registration};
 
-/// Pins of a registration that are counted as existing, and their bytes and pages.
-#[derive(Default)]
-pub(super) struct Counted {
-    pins: u64,
-    pub(super) bytes: u64,
-    pages: u64,
-}
-
 impl Registration {
     /// Returns the counters of this registration's owner.
     pub(crate) fn counters(&self) -> &'static PerClient {

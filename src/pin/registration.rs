@@ -13,7 +13,6 @@ use crate::gpu::pin::Pins;
 use crate::gpu::Pinned;
 use crate::observe::proc::Tables;
 use crate::observe::reason::Reason;
-use crate::pin::count::Counted;
 use crate::pin::state::State;
 use crate::pin::Owner;
 use crate::range::GpuRange;
@@ -31,7 +30,7 @@ pub(crate) struct Inner {
     pub(crate) table: Option<Table>,
     /// What `acquire` found of memory that is ours, for `get_pages`.
     pub(crate) found: Found,
-    /// Pins that are counted as existing, and their bytes and pages.
+    /// Changed by [`crate::pin::count`] alone.
     pub(super) counted: Counted,
     /// When it was pinned, in nanoseconds; 0 before.
     pub(super) since_ns: u64,
@@ -39,6 +38,14 @@ pub(crate) struct Inner {
     pub(crate) callback_ns: u64,
     /// The task of that callback, if it calls the core's hook.
     pub(crate) invalidating: Option<Task>,
+}
+
+/// Pins that are counted as existing, and their bytes and pages.
+#[derive(Default)]
+pub(super) struct Counted {
+    pub(super) pins: u64,
+    pub(super) bytes: u64,
+    pub(super) pages: u64,
 }
 
 /// What `acquire` found of memory that is ours.

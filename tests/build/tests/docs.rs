@@ -61,6 +61,39 @@ fn links_lead_somewhere() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
+/// What the page shows to authors of drivers is shortened, not compiled: each thing that it calls or
+/// names with a path must still be one of the layer's or of the sample's.
+#[test]
+fn the_drivers_page_calls_what_the_layer_has() {
+    let code: String = files()
+        .iter()
+        .filter(|file| (file.starts_with("src/") || file.starts_with("samples/")) && file.ends_with(".rs"))
+        .map(|file| read(file))
+        .collect();
+    let page = read("docs/own-driver.md");
+    let lines = page.lines().filter(|line| line.starts_with("    ") && !line.starts_with("    make"));
+    let lines: String = lines.map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
+    let (mut missing, mut seen) = (Vec::new(), 0);
+    for (at, _) in lines.match_indices(['(', ':', '{']) {
+        let name: String =
+            lines[..at].trim_end().rsplit(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default().into();
+        if name.chars().next().is_none_or(|c| c.is_ascii_digit()) {
+            continue;
+        }
+        seen += 1;
+        let is_word = |(at, _): (usize, &str)| {
+            let after = code[at + name.len()..].chars().next();
+            !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_')
+                && after.is_some_and(|c| !c.is_alphanumeric() && c != '_')
+        };
+        if !code.match_indices(name.as_str()).any(is_word) {
+            missing.push(name);
+        }
+    }
+    assert!(seen > 20, "{seen} names in the page's code");
+    assert!(missing.is_empty(), "neither src/ nor the sample has {missing:?}");
+}
+
 #[test]
 fn cited_pages_are_in_the_tree() {
     let files = files();
