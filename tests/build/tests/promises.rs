@@ -113,14 +113,15 @@ fn wrong(test: &str) -> Option<String> {
     let (file, function) = test.split_once("::").unwrap_or((test, ""));
     let Ok(source) = fs::read_to_string(repository().join(file)) else { return Some(format!("{test}: no such file")) };
     if function.is_empty() {
-        let is_planted = ["tests/host/faults/", "tests/mutants/"].iter().any(|folder| file.starts_with(folder));
+        let is_planted =
+            ["tests/host/faults/", "tests/mutants/", "user/faults/"].iter().any(|folder| file.starts_with(folder));
         return (!is_planted || !file.ends_with(".patch"))
             .then(|| format!("{test}: neither file::function nor a planted fault"));
     }
     let Some(at) = source.find(&format!("fn {function}(")) else { return Some(format!("{test}: no such function")) };
     // A suite of the guest lists its tests by name. Elsewhere, an attribute marks a test.
     let is_test = if file.starts_with("tests/guest/") {
-        source.matches(function).count() > 1
+        source.contains(&format!("\"{function}\""))
     } else {
         let attributes = source[..at].rsplit("\n\n").next().expect("one at least");
         attributes.contains("#[test]") && !attributes.contains("#[ignore")
