@@ -2,7 +2,7 @@
 
 //! `make soak ONLY=mutants`: boots the module with one fault planted at a time, each a patch of
 //! `tests/mutants`, and demands that the test which the patch names fails. Leaves the table
-//! docs/results/mutants.md.
+//! docs/results/mutants.md. `FAULT=NAME` leaves one of them, and no table.
 
 use crate::boots::{self, Row};
 use crate::judge;
@@ -14,6 +14,7 @@ use lab::ctx::Lab;
 use lab::ktap::{print_test, Test};
 use lab::page;
 use lab::sh;
+use std::env;
 use std::fs;
 use std::path::Path;
 
@@ -62,8 +63,10 @@ fn all(lab: &Lab) -> Result<Found> {
     }
     let patches = sh::git(lab, &["ls-files", "tests/mutants/*.patch"])?;
     let boots = boots::all()?;
+    let only = env::var("FAULT").ok();
+    let is_wanted = |patch: &&str| only.as_ref().is_none_or(|name| patch.ends_with(&format!("/{name}.patch")));
     let (mut tests, mut rows) = (Vec::new(), Vec::new());
-    for patch in patches.lines() {
+    for patch in patches.lines().filter(is_wanted) {
         let file = lab.repo.join(patch);
         let mutant = Mutant::read(&file)?;
         let row = boots.iter().find(|row| row.name == mutant.boot);
@@ -84,8 +87,15 @@ fn all(lab: &Lab) -> Result<Found> {
         print_test(&test);
         tests.push(test);
     }
-    ensure!(!tests.is_empty(), "tests/mutants has no patch that git knows");
-    if !tests.iter().any(Test::has_failed) {
+    ensure!(
+        !tests.is_empty(),
+        "tests/mutants has no patch that git knows{}",
+        match &only {
+            Some(name) => format!(" of the name {name}"),
+            None => String::new(),
+        }
+    );
+    if only.is_none() && !tests.iter().any(Test::has_failed) {
         lab.write("docs/results/mutants.md", &format!("{HEAD}{}", page::table(&COLUMNS, rows)))?;
     }
     Ok(tests.into())
@@ -135,11 +145,17 @@ mod tests {
     }
 
     #[test]
-    fn every_mutant_names_a_boot_and_suites_of_it() {
+    fn every_mutant_applies_and_names_a_boot_and_suites_of_it() {
         let rows = boots::all().unwrap();
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/mutants");
-        for file in fs::read_dir(folder).unwrap() {
-            let mutant = Mutant::read(&file.unwrap().path()).unwrap();
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+        for file in fs::read_dir(repo.join("tests/mutants")).unwrap() {
+            let file = file.unwrap().path();
+            // The soak alone boots it; that it still fits the sources is known at once.
+            let patch = fs::File::open(&file).unwrap();
+            let mut apply = sh::command("patch");
+            apply.args(["-p1", "--dry-run", "--silent", "--forward", "--fuzz=0"]).stdin(patch).current_dir(&repo);
+            assert!(apply.status().unwrap().success(), "{} does not apply any more", file.display());
+            let mutant = Mutant::read(&file).unwrap();
             let row = rows.iter().find(|row| row.name == mutant.boot).expect(&mutant.boot);
             assert!(
                 mutant.suites.iter().all(|suite| row.suites.contains(suite)),
