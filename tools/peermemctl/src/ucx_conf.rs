@@ -22,7 +22,7 @@ const LONGEST: usize = 198;
 
 /// A variable, as a file sets it.
 #[derive(Clone)]
-pub struct Setting {
+pub struct Assigned {
     pub value: String,
     pub file: String,
     /// Why that may not count.
@@ -32,7 +32,7 @@ pub struct Setting {
 /// What UCX finds in its files.
 #[derive(Clone, Default)]
 pub struct Files {
-    settings: BTreeMap<String, Setting>,
+    assigned: BTreeMap<String, Assigned>,
     /// Files that could not be read, or are not understood, in words.
     not_understood: Vec<String>,
 }
@@ -95,25 +95,25 @@ impl Files {
         for (name, value, is_filtered) in assignments {
             let of_some = || format!("{file} sets {name} in a section that is for some processors or products only");
             let doubt = doubt.map(str::to_owned).or_else(|| is_filtered.then(of_some));
-            self.settings.insert(name, Setting { value, file: file.to_owned(), doubt });
+            self.assigned.insert(name, Assigned { value, file: file.to_owned(), doubt });
         }
     }
 
     /// Returns a variable as the last file sets it that has it, unless that is in doubt.
-    pub fn get(&self, name: &str) -> Option<&Setting> {
-        self.settings.get(name).filter(|setting| setting.doubt.is_none() && self.not_understood.is_empty())
+    pub fn get(&self, name: &str) -> Option<&Assigned> {
+        self.assigned.get(name).filter(|setting| setting.doubt.is_none() && self.not_understood.is_empty())
     }
 
     /// Returns whether a file sets a variable by which verdicts go.
     pub fn decide(&self) -> bool {
-        DECIDING.iter().any(|name| self.settings.contains_key(*name))
+        DECIDING.iter().any(|name| self.assigned.contains_key(*name))
     }
 
     /// Returns what is not understood of the files, where the environment does not set `is_set`.
     pub fn doubt(&self, is_set: impl Fn(&str) -> bool) -> Option<String> {
         let open = || DECIDING.iter().filter(|name| !is_set(name));
         let note = self.not_understood.first().filter(|_| open().next().is_some());
-        let doubt = || open().find_map(|name| self.settings.get(*name)?.doubt.as_ref());
+        let doubt = || open().find_map(|name| self.assigned.get(*name)?.doubt.as_ref());
         note.or_else(doubt).cloned()
     }
 }

@@ -3,7 +3,7 @@
 
 use super::module::{self, Pins};
 use super::process::{self, Child};
-use super::rig::{deliver, same, Rig, Setting, GPU_PAGE, KIB, MIB};
+use super::rig::{deliver, same, Conditions, Rig, GPU_PAGE, KIB, MIB};
 use crate::cuda::Memory;
 use crate::peermem::{self, Registration};
 use crate::root::Root;
@@ -25,7 +25,7 @@ pub enum Held {
 
 pub struct Check {
     pub id: &'static str,
-    pub run: fn(&Rig, &Setting) -> Result<Held>,
+    pub run: fn(&Rig, &Conditions) -> Result<Held>,
 }
 
 /// In this order.
@@ -33,9 +33,9 @@ pub const CHECKS: [Check; 12] = [
     Check { id: "register.offsets", run: offsets },
     Check { id: "register.refused", run: refused },
     Check { id: "register.sizes", run: sizes },
-    Check { id: "bytes.write", run: |rig, setting| moved(rig, setting, Op::Write) },
-    Check { id: "bytes.read", run: |rig, setting| moved(rig, setting, Op::Read) },
-    Check { id: "bytes.send", run: |rig, setting| moved(rig, setting, Op::Send) },
+    Check { id: "bytes.write", run: |rig, conditions| moved(rig, conditions, Op::Write) },
+    Check { id: "bytes.read", run: |rig, conditions| moved(rig, conditions, Op::Read) },
+    Check { id: "bytes.send", run: |rig, conditions| moved(rig, conditions, Op::Send) },
     Check { id: "bytes.atomics", run: atomics },
     Check { id: "free.registered", run: free_registered },
     Check { id: "free.traffic", run: free_under_traffic },
@@ -50,13 +50,13 @@ fn held(message: impl Into<String>) -> Result<Held> {
 
 /// Every place in a page in which a registration can begin and end: of the host's page, the GPU's,
 /// and the next larger.
-fn offsets(rig: &Rig, setting: &Setting) -> Result<Held> {
+fn offsets(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const LARGE: usize = 2 * MIB;
     const SIZE: usize = 3 * LARGE;
     const PAGE: usize = 4 * KIB;
     let starts = [0, 1, PAGE - 1, PAGE, PAGE + 1, GPU_PAGE - 1, GPU_PAGE, GPU_PAGE + PAGE + 1, LARGE - 1, LARGE];
     let lengths = [1, PAGE - 1, PAGE, PAGE + 1, GPU_PAGE, GPU_PAGE + 1, LARGE + 3, SIZE];
-    let mut rng = Rng::with_seed(setting.seed);
+    let mut rng = Rng::with_seed(conditions.seed);
     let memory = rig.gpu.allocate(SIZE)?;
     let mut wanted = vec![0; SIZE];
     rng.fill(&mut wanted);
@@ -84,7 +84,7 @@ fn offsets(rig: &Rig, setting: &Setting) -> Result<Held> {
 }
 
 /// Memory that is freed cannot be registered, and nothing stays of the attempt.
-fn refused(rig: &Rig, _: &Setting) -> Result<Held> {
+fn refused(rig: &Rig, _: &Conditions) -> Result<Held> {
     let memory = rig.gpu.allocate(4 * MIB)?;
     let address = memory.address();
     let region = rig.register(&memory, 0, 4 * MIB).context("register GPU memory")?;
@@ -97,12 +97,12 @@ fn refused(rig: &Rig, _: &Setting) -> Result<Held> {
 }
 
 /// Small and large registrations, what each takes, and how the memory is pinned and mapped.
-fn sizes(rig: &Rig, setting: &Setting) -> Result<Held> {
+fn sizes(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const ROUNDS: usize = 9;
     /// What no GPU lacks room for.
     const SURE: usize = 16 * MIB;
     let (free, _) = rig.gpu.memory()?;
-    let mut rng = Rng::with_seed(setting.seed);
+    let mut rng = Rng::with_seed(conditions.seed);
     let link = rig.link()?;
     let mut source = rig.host(GPU_PAGE, &mut rng)?;
     let mut details = Vec::new();
@@ -126,8 +126,8 @@ fn sizes(rig: &Rig, setting: &Setting) -> Result<Held> {
             };
             registers.push(start.elapsed());
             if round == 0 {
-                pinned =
-                    how_pinned(setting.root, &memory)?.map_or(String::new(), |row| format!(", {}", pinned_words(&row)));
+                pinned = how_pinned(conditions.root, &memory)?
+                    .map_or(String::new(), |row| format!(", {}", pinned_words(&row)));
                 let length = size.min(GPU_PAGE);
                 for at in [0, (size - length) / 16 * 8, size - length] {
                     source.refill(0..length, &mut rng)?;
@@ -180,10 +180,10 @@ pub(super) fn pinned_words(row: &Registration) -> String {
 }
 
 /// Bytes between host and GPU, both ways, and between two places of the GPU.
-fn moved(rig: &Rig, setting: &Setting, op: Op) -> Result<Held> {
+fn moved(rig: &Rig, conditions: &Conditions, op: Op) -> Result<Held> {
     const SIZE: usize = 4 * MIB + GPU_PAGE;
     const BANDWIDTH: (u64, u32) = (4 * MIB as u64, MIB as u32);
-    let mut rng = Rng::with_seed(setting.seed);
+    let mut rng = Rng::with_seed(conditions.seed);
     let link = rig.link()?;
     let mut host = rig.host(SIZE, &mut rng)?;
     let (mut near, mut far) = (rig.on_gpu(SIZE, &mut rng)?, rig.on_gpu(SIZE, &mut rng)?);
@@ -218,12 +218,12 @@ fn moved(rig: &Rig, setting: &Setting, op: Op) -> Result<Held> {
 
 /// Fetch-and-add and compare-and-swap on words of GPU memory, at ends of pages and of the
 /// registration.
-fn atomics(rig: &Rig, setting: &Setting) -> Result<Held> {
+fn atomics(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const SIZE: usize = 2 * MIB;
     if !rig.has_atomics {
         return Ok(Held::Skipped("this NIC has no atomic operations".to_owned()));
     }
-    let mut rng = Rng::with_seed(setting.seed);
+    let mut rng = Rng::with_seed(conditions.seed);
     let link = rig.link()?;
     let mut target = rig.on_gpu(SIZE, &mut rng)?;
     let mut fetched = rig.host(GPU_PAGE, &mut rng)?;
@@ -254,10 +254,10 @@ fn atomics(rig: &Rig, setting: &Setting) -> Result<Held> {
 
 /// Memory is freed while it is registered. What is allocated afterwards is never written through
 /// the old registration.
-fn free_registered(rig: &Rig, setting: &Setting) -> Result<Held> {
+fn free_registered(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const SIZE: usize = 4 * MIB;
     const ROUNDS: usize = 5;
-    let mut rng = Rng::with_seed(setting.seed);
+    let mut rng = Rng::with_seed(conditions.seed);
     let mut took = Vec::new();
     let (mut errors, mut again) = (Vec::new(), 0);
     for _ in 0..ROUNDS {
@@ -277,7 +277,7 @@ fn free_registered(rig: &Rig, setting: &Setting) -> Result<Held> {
         next.write(0, &wanted)?;
         let status = link.attempt(Op::Write, host.at(0), (&region, address), u32::try_from(SIZE)?)?;
         same("memory allocated after the free", &next.read()?, &wanted, 0)?;
-        judged(setting.pins, status)?;
+        judged(conditions.pins, status)?;
         errors.extend((status != SUCCESS).then_some(status));
         // The new memory beside the old registration, and after it.
         for _ in 0..2 {
@@ -290,7 +290,7 @@ fn free_registered(rig: &Rig, setting: &Setting) -> Result<Held> {
         region.deregister().context("deregister memory that was freed")?;
     }
     let took = median(took).unwrap_or_default();
-    let message = format!("{}; the memory allocated next is untouched", after_a_free(setting.pins, &errors));
+    let message = format!("{}; the memory allocated next is untouched", after_a_free(conditions.pins, &errors));
     let details = vec![format!(
         "a free of 4 MiB with one registration: {:.1} µs; {again} of {ROUNDS} times the next memory had the same address",
         took.as_secs_f64() * 1e6
@@ -320,14 +320,14 @@ fn judged(pins: Pins, status: u32) -> Result<()> {
 }
 
 /// The same while the NIC writes without a pause.
-fn free_under_traffic(rig: &Rig, setting: &Setting) -> Result<Held> {
+fn free_under_traffic(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const SIZE: usize = 4 * MIB;
     const PIECE: usize = 64 * KIB;
     const ROUNDS: usize = 5;
     /// Writes that are done before the memory is freed.
     const BEFORE: u64 = 50;
     const LIMIT: Duration = Duration::from_secs(30);
-    let mut rng = Rng::with_seed(setting.seed);
+    let mut rng = Rng::with_seed(conditions.seed);
     let (mut took, mut errors, mut writes) = (Vec::new(), Vec::new(), 0);
     for _ in 0..ROUNDS {
         let host = rig.host(SIZE, &mut rng)?;
@@ -367,7 +367,7 @@ fn free_under_traffic(rig: &Rig, setting: &Setting) -> Result<Held> {
             beside?;
             traffic
         })?;
-        judged(setting.pins, status)?;
+        judged(conditions.pins, status)?;
         writes += count;
         errors.extend((status != SUCCESS).then_some(status));
         region.deregister().context("deregister memory that was freed under traffic")?;
@@ -379,15 +379,18 @@ fn free_under_traffic(rig: &Rig, setting: &Setting) -> Result<Held> {
         took.as_secs_f64() * 1e6,
         longest.as_secs_f64() * 1e6
     )];
-    Ok(Held::Yes(format!("{}; the memory allocated next is untouched", after_a_free(setting.pins, &errors)), details))
+    Ok(Held::Yes(
+        format!("{}; the memory allocated next is untouched", after_a_free(conditions.pins, &errors)),
+        details,
+    ))
 }
 
 /// Several at once; killed in the middle of traffic; forked.
-fn processes(rig: &Rig, setting: &Setting) -> Result<Held> {
+fn processes(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const SEVERAL: u64 = 4;
     const KILLS: u64 = 3;
     const SPAN: Duration = Duration::from_secs(2);
-    let child = |kind: &str, n: u64| Child::start(kind, setting, setting.seed.wrapping_add(n));
+    let child = |kind: &str, n: u64| Child::start(kind, conditions, conditions.seed.wrapping_add(n));
     let mut several = (0..SEVERAL).map(|n| child(process::MOVER, n)).collect::<Result<Vec<_>>>()?;
     several.iter_mut().try_for_each(Child::ready)?;
     thread::sleep(SPAN);
@@ -407,7 +410,7 @@ fn processes(rig: &Rig, setting: &Setting) -> Result<Held> {
     let region = rig.gpu.allocate(4 * MIB).and_then(|memory| Ok((rig.register(&memory, 0, 4 * MIB)?, memory)));
     let (region, _memory) = region.context("register after kill -9")?;
     region.deregister().context("deregister after kill -9")?;
-    let (kind, forked) = match setting.ours {
+    let (kind, forked) = match conditions.ours {
         true => (process::FORK_DEREGISTER, "children of fork exited, ran exec and deregistered"),
         // NVIDIA's leaves a pin that nobody ends, and later uses freed memory.
         false => (process::FORK, "children of fork exited and ran exec; none deregistered, which only ours allows"),
@@ -420,11 +423,11 @@ fn processes(rig: &Rig, setting: &Setting) -> Result<Held> {
 }
 
 /// Processes that allocate, register, move, free, fork and are killed at random.
-fn storm(_: &Rig, setting: &Setting) -> Result<Held> {
-    if setting.storm.is_zero() {
+fn storm(_: &Rig, conditions: &Conditions) -> Result<Held> {
+    if conditions.storm.is_zero() {
         return Ok(Held::Skipped("--storm 0".to_owned()));
     }
-    let (counts, killed) = process::storm(setting)?;
+    let (counts, killed) = process::storm(conditions)?;
     ensure!(
         counts.registered > 0 && counts.moved > 0 && counts.freed > 0,
         "nothing was tried: {} registrations, {} frees, {} moved",
@@ -434,7 +437,7 @@ fn storm(_: &Rig, setting: &Setting) -> Result<Held> {
     );
     held(format!(
         "{} s, {} registrations, {} freed while registered, {} moved and compared, {} forks, {killed} processes killed",
-        setting.storm.as_secs(),
+        conditions.storm.as_secs(),
         counts.registered,
         counts.freed,
         text::bytes(counts.moved),
@@ -444,9 +447,9 @@ fn storm(_: &Rig, setting: &Setting) -> Result<Held> {
 
 /// Refused while memory is registered; then it unloads, registrations find no module, and it loads
 /// again.
-fn unload(rig: &Rig, setting: &Setting) -> Result<Held> {
+fn unload(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const ROUNDS: usize = 3;
-    let load = match setting.again {
+    let load = match conditions.again {
         Ok(load) => load,
         Err(why) => return Ok(Held::Skipped(why.to_owned())),
     };
@@ -461,7 +464,7 @@ fn unload(rig: &Rig, setting: &Setting) -> Result<Held> {
             bail!("the module was unloaded while memory was registered");
         }
         region.deregister().context("deregister GPU memory")?;
-        settle(setting.root, &Level::default(), Duration::from_secs(10))?;
+        settle(conditions.root, &Level::default(), Duration::from_secs(10))?;
         module::unload().context("unload it with nothing registered")?;
         let without = rig.register(&memory, 0, 4 * MIB).map(drop);
         load.load().context("load it again")?;

@@ -31,7 +31,7 @@ use anyhow::{anyhow, bail, Context, Result};
 use checks::{Check, Held, CHECKS};
 use log::Mark;
 use module::{Found, Load};
-use rig::{Place, Setting};
+use rig::{Conditions, Place};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -546,7 +546,7 @@ impl Run<'_> {
         /// A check that takes longer hangs.
         const LIMIT: Duration = Duration::from_secs(600);
         let root = self.root;
-        let setting = Setting {
+        let conditions = Conditions {
             root,
             place,
             pins: module::pins(root),
@@ -562,7 +562,7 @@ impl Run<'_> {
             for check in self.chosen {
                 go_on()?;
                 self.watchdog.begin(verify.clone(), check.id, LIMIT + self.wanted.storm);
-                let result = judged(check.id, || one(rig, &setting, check));
+                let result = judged(check.id, || one(rig, &conditions, check));
                 self.watchdog.end();
                 eprintln!("  {:<4}  {:<17} {:>6.1} s", result.level.text(), result.id, result.ms as f64 / 1000.0);
                 verify.passes.last_mut().context("no pass")?.checks.push(result);
@@ -573,22 +573,22 @@ impl Run<'_> {
 }
 
 /// One check, what it left behind, and what the kernel said meanwhile.
-fn one(rig: &rig::Rig, setting: &Setting, check: &Check) -> Result<Held> {
+fn one(rig: &rig::Rig, conditions: &Conditions, check: &Check) -> Result<Held> {
     const PATIENCE: Duration = Duration::from_secs(20);
-    let before = checks::Level::now(setting.root);
-    let put_errors = || peermem::stats(setting.root).ok().and_then(|stats| stats.number("put_errors")).unwrap_or(0);
+    let before = checks::Level::now(conditions.root);
+    let put_errors = || peermem::stats(conditions.root).ok().and_then(|stats| stats.number("put_errors")).unwrap_or(0);
     let errors = put_errors();
-    let mark = Mark::now(setting.root);
-    let mut ran = (check.run)(rig, setting);
+    let mark = Mark::now(conditions.root);
+    let mut ran = (check.run)(rig, conditions);
     if ran.is_ok() {
-        if let Err(error) = checks::settle(setting.root, &before, PATIENCE) {
+        if let Err(error) = checks::settle(conditions.root, &before, PATIENCE) {
             ran = Err(error);
         }
     }
     if let (Ok(Held::Yes(..)), Some(more)) = (&ran, put_errors().checked_sub(errors).filter(|more| *more > 0)) {
         ran = Err(anyhow!("the GPU driver failed {}: peermemctl doctor says more", text::count(more, "unpin")));
     }
-    let alarms = mark.map(|mark| mark.alarms(setting.root)).unwrap_or_default();
+    let alarms = mark.map(|mark| mark.alarms(conditions.root)).unwrap_or_default();
     match (ran, alarms.first()) {
         (ran, None) => ran,
         (Ok(_), Some(first)) => bail!("the kernel says: {first}"),

@@ -2,7 +2,7 @@
 //! Other processes that checks need: `peermemctl verify --process KIND`, which says `ready`, then
 //! what it counted, line by line.
 
-use super::rig::{self, deliver, Place, Rig, Setting, GPU_PAGE, MIB};
+use super::rig::{self, deliver, Conditions, Place, Rig, GPU_PAGE, MIB};
 use crate::root::Root;
 use crate::verbs::{Op, Region};
 use anyhow::{bail, ensure, Context, Result};
@@ -86,10 +86,10 @@ pub struct Child {
 }
 
 impl Child {
-    pub fn start(kind: &str, setting: &Setting, seed: u64) -> Result<Self> {
+    pub fn start(kind: &str, conditions: &Conditions, seed: u64) -> Result<Self> {
         let mut command = command(&[], kind)?;
         command.args(["--seed", &seed.to_string()]);
-        command.args(["--gpu", &setting.place.gpu, "--nic", &setting.place.nic]);
+        command.args(["--gpu", &conditions.place.gpu, "--nic", &conditions.place.nic]);
         // Kernels before 5.12 copy pinned pages of the host at fork without it.
         command.env("RDMAV_FORK_SAFE", "1").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("start a process")?;
@@ -147,14 +147,14 @@ const AT_ONCE: u64 = 4;
 
 /// Lives of processes until the time is up, half of which end by kill -9; what all counted, and how
 /// many were killed.
-pub fn storm(setting: &Setting) -> Result<(Counts, u64)> {
-    let end = Instant::now() + setting.storm;
+pub fn storm(conditions: &Conditions) -> Result<(Counts, u64)> {
+    let end = Instant::now() + conditions.storm;
     let lives = |slot: u64| -> Result<(Counts, u64)> {
-        let mut rng = Rng::with_seed(setting.seed.wrapping_add(slot));
+        let mut rng = Rng::with_seed(conditions.seed.wrapping_add(slot));
         let (mut counts, mut killed) = (Counts::default(), 0);
         while Instant::now() < end {
             let seed = rng.u64(..);
-            let mut child = Child::start(STORM, setting, seed)?;
+            let mut child = Child::start(STORM, conditions, seed)?;
             child.ready().with_context(|| format!("process {slot}, seed {seed}"))?;
             let life = Duration::from_millis(rng.u64(500..6000));
             thread::sleep(life.min(end.saturating_duration_since(Instant::now())));

@@ -34,7 +34,7 @@ pub struct Rig<'a> {
 }
 
 /// What a check is told.
-pub struct Setting<'a> {
+pub struct Conditions<'a> {
     pub root: &'a Root,
     pub place: &'a Place,
     pub pins: Pins,
