@@ -91,13 +91,17 @@ pub const DMA_BUF_IOMMU: Rule = rule(
     "behind a translating IOMMU the open nvidia.ko exports a dma-buf with addresses that the NIC cannot use",
     "open-gpu-kernel-modules#1324 (driver 595.84, Linux 7.0)",
 );
+pub const DMA_BUF_IOMMU_DRIVER: Rule =
+    rule("nvidia.ko", Some("595"), None, "the drivers of the rule before", DMA_BUF_IOMMU.source);
 pub const DMA_BUF_IOMMU_OLD: Rule = rule(
     "Linux",
     Some("6.12"),
     None,
-    "behind a translating IOMMU the open nvidia.ko up to 555 exports a dma-buf with addresses that the NIC cannot use",
+    "the same of old drivers: they ask in a way that the kernel no longer offers to modules",
     "nv_dma_use_map_resource in kernel-open/nvidia/nv-dma.c of 550.163.01, which asks for dma_is_direct",
 );
+pub const DMA_BUF_IOMMU_OLD_DRIVER: Rule =
+    rule("nvidia.ko", None, Some("560"), "the drivers of the rule before", DMA_BUF_IOMMU_OLD.source);
 pub const UNTRANSLATED: Rule = rule(
     "Linux",
     Some("6.12"),
@@ -323,7 +327,7 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 34] = [
+pub const ALL: [&Rule; 37] = [
     &DRIVER_TOO_OLD,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
@@ -334,6 +338,9 @@ pub const ALL: [&Rule; 34] = [
     &CDMM,
     &DATA_DIRECT,
     &DMA_BUF_IOMMU,
+    &DMA_BUF_IOMMU_DRIVER,
+    &DMA_BUF_IOMMU_OLD,
+    &DMA_BUF_IOMMU_OLD_DRIVER,
     &UNTRANSLATED,
     &CORE_DMA_BUF,
     &IBGDA_BY_GPU,

@@ -32,12 +32,6 @@ pub fn release(root: &Root) -> Option<String> {
     root.line("/proc/sys/kernel/osrelease").filter(|release| !release.is_empty())
 }
 
-/// Whether a release such as `6.12.3-1-amd64` is at least `major.minor`.
-pub fn at_least(release: &str, major: u32, minor: u32) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
-}
-
 /// Whether the process numbers of /proc are those of the initial namespace, which the module
 /// writes. In a container they are not, as a rule: there the module's numbers are of nobody, or of
 /// somebody else.

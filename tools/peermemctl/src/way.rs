@@ -575,12 +575,10 @@ pub fn untranslated(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged
         return fine;
     };
     let release = machine.release.as_deref().unwrap_or_default();
-    let driver = Some(version(machine)).filter(|version| !version.is_empty());
-    let new_driver = driver.is_none_or(|version| facts::at_least(version, "595"));
-    // Up to 555 the driver asks the kernel in a way that kernels from 6.12 on do not offer to modules any more.
-    let old_driver = driver.is_some_and(|version| !facts::at_least(version, "560"));
-    for rule in [(&facts::DMA_BUF_IOMMU, new_driver), (&facts::DMA_BUF_IOMMU_OLD, old_driver)] {
-        let (rule, is_of_driver) = rule;
+    // A driver without a known version counts as a new one.
+    let is_new = facts::DMA_BUF_IOMMU_DRIVER.holds(version(machine)) != Some(false);
+    let is_old = facts::DMA_BUF_IOMMU_OLD_DRIVER.holds(version(machine)) == Some(true);
+    for (rule, is_of_driver) in [(&facts::DMA_BUF_IOMMU, is_new), (&facts::DMA_BUF_IOMMU_OLD, is_old)] {
         if device.iommu == Iommu::Translating && is_of_driver && rule.holds(release) == Some(true) {
             return Judged::No(format!(
                 "the IOMMU translates for {}, and on Linux {} and later the open nvidia.ko exports addresses that the NIC cannot use ({})",
