@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 282] = [
+const CASES: [Case; 283] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1199,6 +1199,7 @@ const CASES: [Case; 282] = [
         &["this machine has NVSwitches, and nv-fabricmanager does not run"],
         &["log.xid"],
     ),
+    case("public-no-nvlink", (0, 0), &["Usable"], &["nv-fabricmanager", "fix:"]),
     // Of symbol versions.
     case(
         "public-other-versions",
@@ -1728,4 +1729,25 @@ fn the_page_of_programs_is_whole() {
             assert!(known(version), "{} {version}: {}", rule.of, rule.what);
         }
     }
+}
+
+/// Each variable that a program's rule reads is explained where a user looks it up.
+#[test]
+fn the_page_of_programs_has_each_variable_that_a_rule_reads() {
+    const PREFIXES: [&str; 8] = ["NCCL_", "UCX_", "NVSHMEM_", "FI_", "MC_", "OMPI_MCA_", "CUDA_", "WITH_"];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("../../docs/consumers.md")).unwrap();
+    let words: Vec<&str> = page.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+    let mut read = 0;
+    for file in std::fs::read_dir(root.join("src/consumer")).unwrap() {
+        let source = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        for text in source.split('"') {
+            let is_name = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+            if is_name && PREFIXES.iter().any(|prefix| text.starts_with(prefix)) {
+                assert!(words.contains(&text), "docs/consumers.md does not explain {text}");
+                read += 1;
+            }
+        }
+    }
+    assert!(read > 40, "{read} names in src/consumer");
 }

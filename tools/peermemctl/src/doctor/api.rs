@@ -2,7 +2,7 @@
 //! Section 3: who exports the peer-memory API, and whether the RDMA drivers ask it.
 
 use super::hardware::WSL;
-use super::refused::refused;
+use super::load_refused::load_refused;
 use super::{limits, module};
 use crate::check::{Check, Kind, Level};
 use crate::facts;
@@ -41,7 +41,7 @@ fn exported(machine: &Machine) -> Check {
         }
         (Some(_), _) if !loaded_core(machine) => {
             let none = "no RDMA core is loaded, so nobody exports the peer-memory API";
-            let mut check = match refused(machine, "ib_uverbs") {
+            let mut check = match load_refused(machine, "ib_uverbs") {
                 Some(refused) => {
                     Check::fail(EXPORTED, format!("{none}; {}", refused.why), refused.fix).seen(refused.seen)
                 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 2: nvidia.ko, its flavour, and whether it lets us bind to it.
 
-use super::refused::refused;
+use super::load_refused::load_refused;
 use super::{limits, module};
 use crate::check::Check;
 use crate::facts;
@@ -112,7 +112,7 @@ pub(super) fn why_not_loaded(machine: &Machine) -> NotLoaded {
         return NotLoaded { why, fix, seen: format!("{}: {}", line.file, line.text) };
     }
     let on_disk = machine.release.as_deref().and_then(|release| module_file::chosen(machine.root, release, "nvidia"));
-    match (on_disk, refused(machine, "nvidia")) {
+    match (on_disk, load_refused(machine, "nvidia")) {
         (Some(_), Some(refused)) => NotLoaded { why: Some(refused.why), fix: refused.fix, seen: refused.seen },
         (Some(path), None) => {
             NotLoaded { why: None, fix: machine.load_driver(), seen: format!("modprobe would load {path}") }

@@ -319,7 +319,9 @@ fn fabric_manager(machine: &Machine) -> Option<Check> {
     let is_told = machine.gpus().into_iter().any(nvidia::tells_of_fabric);
     let sees_all = root.exists("/proc/1/comm") && kernel::has_initial_pids(root);
     let is_in_use = machine.registrations.iter().flatten().next().is_some();
-    if is_told || !machine.has_nvswitch() || !sees_all || is_in_use {
+    // NVreg_NvLinkDisable=1: the GPUs do without NVLink, and wait for nobody.
+    let is_disabled = nvidia::params(root).get("NvLinkDisable").is_some_and(|value| value != "0");
+    if is_told || !machine.has_nvswitch() || !sees_all || is_in_use || is_disabled {
         return None;
     }
     let pids = root.names("/proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 1: the GPUs and NICs that are there, and whether their drivers have them.
 
-use super::refused::refused;
+use super::load_refused::load_refused;
 use super::{driver, log, module};
 use crate::check::{Check, Kind};
 use crate::facts;
@@ -396,7 +396,7 @@ fn no_device(machine: &Machine) -> Check {
             );
             return Check::fail(ID, what, fix).seen(seen).seen(format!("{}: {}", line.file, line.text));
         }
-        if let Some(refused) = refused(machine, module) {
+        if let Some(refused) = load_refused(machine, module) {
             let check = Check::fail(ID, format!("{what}; {}", refused.why), setting.on_host(&refused.fix));
             return check.seen(seen).seen(refused.seen);
         }

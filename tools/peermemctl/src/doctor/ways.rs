@@ -278,7 +278,7 @@ fn unsure_of(machine: &Machine, environment: &Environment, asked: &[String]) -> 
 }
 
 /// Why a program that was asked about does not use GPUDirect RDMA.
-pub struct Refused {
+pub struct ProgramRefused {
     /// The check that is about it.
     pub id: &'static str,
     pub because: String,
@@ -286,12 +286,17 @@ pub struct Refused {
 }
 
 /// Returns the first program of those that were asked about which refuses each GPU and NIC, and why.
-pub fn refused_to(machine: &Machine, environment: &Environment, pairs: &[Pair], asked: &[String]) -> Option<Refused> {
+pub fn refused_to(
+    machine: &Machine,
+    environment: &Environment,
+    pairs: &[Pair],
+    asked: &[String],
+) -> Option<ProgramRefused> {
     let of_verbs = || {
         let first = pairs.first()?.way(Way::PeerMemory);
         let is_closed = pairs.iter().all(|pair| pair.way(Way::PeerMemory).is_no());
         let no_api = machine.has_symbol(REGISTER) == Some(false);
-        is_closed.then(|| Refused {
+        is_closed.then(|| ProgramRefused {
             id: "api.exported",
             because: format!("a plain ibv_reg_mr() takes peer memory alone, and {}", first.because()),
             fix: no_api.then(|| cure::chosen(machine, "api.exported", &api::api_cure(machine))),
@@ -310,7 +315,7 @@ pub fn refused_to(machine: &Machine, environment: &Environment, pairs: &[Pair], 
         // What a program sets by itself nobody takes away.
         let sets = AS_ANOTHER.iter().find(|program| program.name == name).and_then(|program| program.sets);
         let fix = refusal.set.filter(|fix| !sets.is_some_and(|(variable, _)| fix.contains(variable)));
-        Some(Refused { id: consumer.id, because: format!("{name}: {}", refusal.because), fix })
+        Some(ProgramRefused { id: consumer.id, because: format!("{name}: {}", refusal.because), fix })
     };
     asked.iter().find_map(|name| if name == VERBS { of_verbs() } else { of_program(name) })
 }

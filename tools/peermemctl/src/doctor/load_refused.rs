@@ -8,7 +8,7 @@ use crate::machine::{Machine, OFED_MODULE};
 use crate::module_file::{self, ModuleFile};
 
 /// Why a module is not taken.
-pub struct Refused {
+pub struct LoadRefused {
     /// Follows a semicolon.
     pub why: String,
     pub fix: String,
@@ -16,7 +16,7 @@ pub struct Refused {
 }
 
 /// Returns why the kernel refused a module that is not loaded, or will refuse it.
-pub fn refused(machine: &Machine, name: &str) -> Option<Refused> {
+pub fn load_refused(machine: &Machine, name: &str) -> Option<LoadRefused> {
     // What a container brought is not signed or built on the host.
     if machine.setting.modules_in_containers() || machine.modules.contains_key(name) {
         return None;
@@ -25,7 +25,7 @@ pub fn refused(machine: &Machine, name: &str) -> Option<Refused> {
 }
 
 /// Returns that the loader found a module to be of another build than what it needs.
-fn by_versions(machine: &Machine, name: &str) -> Option<Refused> {
+fn by_versions(machine: &Machine, name: &str) -> Option<LoadRefused> {
     const WORDS: [&str; 3] = ["disagrees about version of symbol", "Unknown symbol", "version magic"];
     let is_it = |line: &&String| {
         let of_module = line.strip_prefix(name).is_some_and(|rest| rest.starts_with(':'));
@@ -56,16 +56,16 @@ fn by_versions(machine: &Machine, name: &str) -> Option<Refused> {
             format!("{}, then depmod and reboot", again("the driver that brings it", name)),
         ),
     };
-    Some(Refused { why: format!("the kernel refused {name}, as {why}"), fix, seen: format!("kernel log: {line}") })
+    Some(LoadRefused { why: format!("the kernel refused {name}, as {why}"), fix, seen: format!("kernel log: {line}") })
 }
 
 /// Returns that this kernel takes signed modules only, and knows no key for this one.
-fn by_signature(machine: &Machine, name: &str) -> Option<Refused> {
+fn by_signature(machine: &Machine, name: &str) -> Option<LoadRefused> {
     const FIX: &str = "have the kernel know the key that signs these modules: mokutil --import /var/lib/dkms/mok.pub (the certificate of DKMS; of Ubuntu's /var/lib/shim-signed/mok/MOK.der), reboot and confirm it there; or install packages whose modules the distribution has signed";
     let demand = signatures_demanded(machine)?;
     let path = module_file::chosen(machine.root, machine.release.as_deref()?, name)?;
-    // Its makers sign the kernel's own modules: what was rejected is another one.
-    if path.contains("/kernel/drivers/") {
+    // The distribution signs what it ships there: what was rejected is another module.
+    if path.contains("/kernel/") {
         return None;
     }
     let (why, seen) = match machine.log.iter().flatten().rfind(|line| is_rejection(line)) {
@@ -77,5 +77,5 @@ fn by_signature(machine: &Machine, name: &str) -> Option<Refused> {
         }
     };
     let why = format!("this kernel takes signed modules only ({}), {why}", demand.seen);
-    Some(Refused { why, fix: FIX.to_owned(), seen })
+    Some(LoadRefused { why, fix: FIX.to_owned(), seen })
 }
