@@ -30,9 +30,8 @@ fn anchors(page: &str) -> BTreeSet<String> {
     headings.chain(by_hand).collect()
 }
 
-/// Returns whether the link `target` in `file` leads somewhere.
-fn leads(file: &str, target: &str) -> bool {
-    let (page, anchor) = target.split_once('#').unwrap_or((target, ""));
+/// Returns the file to which a link to `page` in `file` leads.
+fn linked(file: &str, page: &str) -> PathBuf {
     let mut path = PathBuf::from(file);
     if !page.is_empty() {
         path.pop();
@@ -43,19 +42,31 @@ fn leads(file: &str, target: &str) -> bool {
             }
         }
     }
+    path
+}
+
+/// Returns whether the link `target` in `file` leads somewhere.
+fn leads(file: &str, target: &str) -> bool {
+    let (page, anchor) = target.split_once('#').unwrap_or((target, ""));
+    let path = linked(file, page);
     let is_page = path.extension().is_some_and(|e| e == "md");
     repository().join(&path).exists()
         && (anchor.is_empty() || !is_page || anchors(path.to_str().expect("UTF-8")).contains(anchor))
+}
+
+/// Returns what the links of a page lead to, but for other sites.
+fn targets(page: &str) -> Vec<String> {
+    let text = read(page);
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    targets.filter(|target| !target.starts_with("http")).map(str::to_string).collect()
 }
 
 #[test]
 fn links_lead_somewhere() {
     let mut broken = Vec::new();
     for page in files().iter().filter(|file| file.ends_with(".md")) {
-        for target in read(page).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            if !target.starts_with("http") && !leads(page, target) {
-                broken.push(format!("{page}: {target}"));
-            }
+        for target in targets(page).iter().filter(|target| !leads(page, target)) {
+            broken.push(format!("{page}: {target}"));
         }
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
@@ -92,6 +103,24 @@ fn the_drivers_page_calls_what_the_layer_has() {
     }
     assert!(seen > 20, "{seen} names in the page's code");
     assert!(missing.is_empty(), "neither src/ nor the sample has {missing:?}");
+}
+
+#[test]
+fn each_document_is_linked_from_another_page() {
+    let files = files();
+    let pages = || files.iter().filter(|file| file.ends_with(".md"));
+    let mut found = BTreeSet::new();
+    for page in pages() {
+        for target in targets(page) {
+            let file = linked(page, target.split('#').next().unwrap_or_default());
+            if file != Path::new(page) {
+                found.insert(file);
+            }
+        }
+    }
+    let documents = pages().filter(|page| page.starts_with("docs/"));
+    let unlinked: Vec<&String> = documents.filter(|page| !found.contains(Path::new(page))).collect();
+    assert!(unlinked.is_empty(), "no other page links {unlinked:?}");
 }
 
 #[test]
