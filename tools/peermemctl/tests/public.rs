@@ -1699,6 +1699,41 @@ fn no_cure_is_given_twice() {
     }
 }
 
+/// Returns whether a word names a report by its repository's owner, as `openucx/ucx#8328` does.
+fn names_a_report(word: &str) -> bool {
+    let parts = word.split_once('#').and_then(|(of, number)| Some((of.split_once('/')?, number)));
+    parts.is_some_and(|((owner, name), number)| {
+        let is_name = |text: &str| !text.is_empty() && !text.contains(['/', '#']);
+        is_name(owner) && is_name(name) && number.bytes().all(|c| c.is_ascii_digit())
+    })
+}
+
+/// The head of a tree says after what it was made up, and of each report whose it is.
+#[test]
+fn the_head_of_a_tree_says_where_its_situation_was_read() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trees");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if !name.starts_with("public-") {
+            continue;
+        }
+        let bytes = std::fs::read(&path).unwrap();
+        let head = String::from_utf8_lossy(bytes.split(|c| *c == b'\n').next().unwrap()).into_owned();
+        let after = ["# made up after ", "# made up beside "].iter().find_map(|start| head.strip_prefix(start));
+        let is_own = head.starts_with("# made up: ");
+        assert!(is_own || after.is_some_and(|text| text.contains(": ")), "{name} says not after what: {head}");
+        let words = head.split_whitespace().map(|word| word.trim_matches(|c: char| "(),:;.".contains(c)));
+        let numbered = |word: &&str| {
+            let number = word.split_once('#').map_or("", |(_, number)| number);
+            number.starts_with(|c: char| c.is_ascii_digit())
+        };
+        for word in words.filter(numbered) {
+            assert!(names_a_report(word), "{name}: of which owner's repository is {word}?");
+        }
+    }
+}
+
 /// The page of these situations has each tree.
 #[test]
 fn the_page_of_situations_is_whole() {
