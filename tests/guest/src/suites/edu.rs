@@ -31,17 +31,17 @@ pub fn suite() -> Suite {
         test("second_device", second_device),
         test("both_directions", both_directions),
         test("from_gpu_to_gpu", from_gpu_to_gpu),
-        test("queue", queue),
+        test("copies_take_turns", copies_take_turns),
         test("two_processes", two_processes),
-        test("mask", mask),
+        test("device_that_cannot_reach_is_refused", device_that_cannot_reach_is_refused),
         test("wrong_arguments", wrong_arguments),
         test("free_stops_the_engine", free_stops_the_engine),
         test("freed_before_the_copy", freed_before_the_copy),
         test("persistent_outlives_the_free", persistent_outlives_the_free),
-        test("kill", kill),
+        test("killed_process_leaves_nothing", killed_process_leaves_nothing),
         test("closed_by_a_child", closed_by_a_child),
         test("device_removed", device_removed),
-        test("rmmod", rmmod),
+        test("module_stays_while_a_file_is_open", module_stays_while_a_file_is_open),
     ];
     Suite { name: "edu", tests }
 }
@@ -180,7 +180,7 @@ fn from_gpu_to_gpu(env: &Env) -> Result<()> {
 
 /// Several threads copy at the same time. The engine runs one command at a time, all copies end,
 /// and each has its own bytes.
-fn queue(env: &Env) -> Result<()> {
+fn copies_take_turns(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm) = (env.rng()?, Client::open()?);
     let edu = Arc::new(Edu::open()?);
@@ -248,7 +248,7 @@ fn two_processes(env: &Env) -> Result<()> {
 
 /// A device that cannot reach the BAR is refused with a reason in words, and nothing stays pinned,
 /// unless an IOMMU gives it addresses.
-fn mask(env: &Env) -> Result<()> {
+fn device_that_cannot_reach_is_refused(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm) = (env.rng()?, Client::open()?);
     let translated = kind(&edu::pci_name()?)? == Iommu::Translating;
@@ -414,7 +414,7 @@ fn persistent_outlives_the_free(env: &Env) -> Result<()> {
 }
 
 /// A process that dies in the middle leaves no pin, no mapping and no command.
-fn kill(env: &Env) -> Result<()> {
+fn killed_process_leaves_nothing(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (rm, edu) = (Client::open()?, Edu::open()?);
     let (bar, name) = (gpu::bar(&rm, 0)?, edu::pci_name()?);
@@ -499,7 +499,7 @@ fn device_removed(env: &Env) -> Result<()> {
 
 /// rmmod is refused while a file is open, whatever the file does, and leaves nothing behind
 /// afterwards.
-fn rmmod(env: &Env) -> Result<()> {
+fn module_stays_while_a_file_is_open(env: &Env) -> Result<()> {
     edu::load(env)?;
     let (mut rng, rm) = (env.rng()?, Client::open()?);
     let edu = Arc::new(Edu::open()?);

@@ -19,7 +19,7 @@ pub fn suite() -> Suite {
     Suite {
         name: "loading",
         tests: vec![
-            Test::new("mitigation", Level::Any, mitigation),
+            Test::new("kernel_patches_returns", Level::Any, kernel_patches_returns),
             Test::new("installed_wins", Level::Devices, installed_wins),
             Test::new("loaded_by_udev", Level::Devices, loaded_by_udev),
             Test::new("again_and_again", Level::Devices, again_and_again).limit(300),
@@ -29,7 +29,7 @@ pub fn suite() -> Suite {
 
 /// With `guest.retbleed=TEXT`, this boot is for a kernel that patches returns (and calls) of
 /// modules, so it must be doing so.
-fn mitigation(env: &Env) -> Result<()> {
+fn kernel_patches_returns(env: &Env) -> Result<()> {
     const FILE: &str = "/sys/devices/system/cpu/vulnerabilities/retbleed";
     let Some(wanted) = env.values.get("retbleed") else {
         skip("this boot names no mitigation (guest.retbleed=)");

@@ -23,13 +23,13 @@ const SEGMENT: usize = 2 * MIB;
 
 pub fn suite(nvidia_c: bool) -> Suite {
     let tests = [
-        ("bytes", bytes as fn(&Env) -> Result<()>),
+        ("bytes_over_each_boundary", bytes_over_each_boundary as fn(&Env) -> Result<()>),
         ("two_gpus", two_gpus),
         ("two_nics", two_nics),
-        ("holes", holes),
+        ("range_with_a_hole_is_refused", range_with_a_hole_is_refused),
         ("segment_unmapped", segment_unmapped),
         ("many_pieces", many_pieces),
-        ("driver_fails", driver_fails),
+        ("failed_put_loses_its_pin_alone", failed_put_loses_its_pin_alone),
     ];
     // NVIDIA's module refuses each of these ranges.
     let tests = tests.into_iter().flat_map(|(name, run)| in_modes(nvidia_c, &[Mode::Persistent], name, run));
@@ -133,7 +133,7 @@ fn pieces_of(va: u64) -> Result<usize> {
 
 /// Registers the whole of each case in one region, and regions with odd ends. Moves bytes over each
 /// boundary, and at both ends.
-fn bytes(env: &Env) -> Result<()> {
+fn bytes_over_each_boundary(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let mut nic = Nic::new(&bench.pd)?;
@@ -217,7 +217,7 @@ fn two_nics(env: &Env) -> Result<()> {
 
 /// Registers a range that has a gap in the middle, or memory there that this process may not pin on
 /// a GPU.
-fn holes(_: &Env) -> Result<()> {
+fn range_with_a_hole_is_refused(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let mut segments = bench.cuda.segments(SEGMENT, 4 * SEGMENT)?;
     bench.reg(segments.va(), 4 * SEGMENT).context("without a hole")?.dereg()?;
@@ -373,7 +373,7 @@ fn many_pieces(env: &Env) -> Result<()> {
 
 /// Each of several pins is put once, whatever the puts before it return. Those whose put fails stay
 /// until the driver shuts the GPU down.
-fn driver_fails(_: &Env) -> Result<()> {
+fn failed_put_loses_its_pin_alone(_: &Env) -> Result<()> {
     let lost = || peermem::Stats::read()?.number("total.lost");
     let (bench, lost_before) = (Bench::new()?, lost()?);
     let segments = bench.cuda.segments(SEGMENT, 4 * SEGMENT)?;

@@ -12,7 +12,10 @@ use crate::modules;
 use crate::test::{Env, NvidiaC, Suite, Test};
 
 pub fn suite() -> Suite {
-    let tests = [("cuda", cuda as fn(&Env) -> Result<()>), ("gpu", gpu)];
+    let tests = [
+        ("cuda_is_as_documented", cuda_is_as_documented as fn(&Env) -> Result<()>),
+        ("gpu_driver_is_as_documented", gpu_driver_is_as_documented),
+    ];
     let means = NvidiaC::Skip("it asks nothing of nvidia-peermem");
     Suite {
         name: "standins",
@@ -20,12 +23,12 @@ pub fn suite() -> Suite {
     }
 }
 
-fn cuda(_: &Env) -> Result<()> {
+fn cuda_is_as_documented(_: &Env) -> Result<()> {
     passes("cuda-selftest", &[])
 }
 
 /// Its last case leaves tables that the provider lost. Unloading the module gives them back.
-fn gpu(_: &Env) -> Result<()> {
+fn gpu_driver_is_as_documented(_: &Env) -> Result<()> {
     modules::modprobe("nvlab_gdr", &[])?;
     let passed = passes("nvlab-selftest", &[&machine::pci_function(RDMA_DEVICE)?]);
     machine::unload_devices()?;

@@ -34,7 +34,7 @@ const DISK: &str = "/dev/vda";
 const PROGRAMS: &str = "/programs";
 
 pub fn suite(nvidia_c: bool) -> Suite {
-    let mut tests = vec![Test::new("disk", Level::Devices, |_| disk())];
+    let mut tests = vec![Test::new("disk_tells_of_each_program", Level::Devices, |_| disk_tells_of_each_program())];
     tests.extend(nixl::tests(nvidia_c));
     tests.extend(ucx::tests(nvidia_c));
     tests.extend(mooncake::tests(nvidia_c));
@@ -91,7 +91,7 @@ fn programs(needed: &[&str]) -> Result<()> {
 }
 
 /// Each program is on the disk, or is named as one that could not be had.
-fn disk() -> Result<()> {
+fn disk_tells_of_each_program() -> Result<()> {
     mount_disk()?;
     for program in ["nixl", "ucx", "mooncake"] {
         let found = (listed("versions", program)?, listed("missing", program)?);
