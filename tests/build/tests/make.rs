@@ -350,7 +350,7 @@ fn log_is_empty(kernel: &FakeKernel) -> bool {
 
 /// Packagers install like this.
 #[test]
-fn destdir() {
+fn install_goes_below_destdir() {
     let kernel = kernel();
     build(&kernel);
     let outcome = run(&mut make(&kernel, &["install", &format!("DESTDIR={}", folder(&kernel, "root"))]));

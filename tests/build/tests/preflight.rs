@@ -44,7 +44,7 @@ fn one_file_with_both_neighbours_is_named_once() {
 }
 
 #[test]
-fn no_tree() {
+fn a_tree_that_is_not_there() {
     let kernel = FakeKernel::new();
     refused(&kernel, &["KDIR=/nonexistent/build"], &["/nonexistent/build", "make KDIR="]);
 }

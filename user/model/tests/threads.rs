@@ -81,29 +81,29 @@ fn search(name: &str, what: impl Fn() + Send + Sync + Clone + 'static) {
 }
 
 #[test]
-fn identity() {
+fn each_lease_reaches_its_own_memory() {
     search("identity", || run(false, Limits::default(), 0));
 }
 
 #[test]
-fn eviction() {
+fn each_lease_reaches_its_own_memory_while_others_make_room() {
     search("eviction", || run(false, Limits { entries: 1, ..Limits::default() }, 0));
 }
 
 #[test]
-fn short_memory() {
+fn each_lease_reaches_its_own_memory_where_that_is_short() {
     search("short memory", || run(false, Limits::default(), 4));
 }
 
 #[test]
-fn hooks() {
+fn each_lease_reaches_its_own_memory_where_frees_are_reported() {
     search("hooks", || run(true, Limits::default(), 0));
 }
 
 /// A domain that the cache was told to forget is about to go. Nobody may deregister in it any more,
 /// not even what another thread has just taken out.
 #[test]
-fn a_forgotten_domain() {
+fn nothing_is_deregistered_in_a_forgotten_domain() {
     search("a forgotten domain", || {
         let world = World::default();
         let limits = Limits { entries: 1, ..Limits::default() };
@@ -129,7 +129,7 @@ fn a_forgotten_domain() {
 /// CUDA restores the process from a checkpoint while a thread registers. A thread that asks
 /// afterwards gets a region of the new memory, even if frees are reported.
 #[test]
-fn a_restore() {
+fn a_restored_process_gets_regions_of_its_new_memory() {
     search("a restore", || {
         for hooked in [false, true] {
             let world = World::default();
@@ -155,7 +155,7 @@ fn a_restore() {
 
 /// Two threads ask for the same memory at once, and one frees: one region is left, or none.
 #[test]
-fn the_same_buffer() {
+fn two_threads_leave_one_region_of_a_buffer() {
     let seen: &'static Mutex<BTreeSet<u64>> = Box::leak(Box::default());
     search("the same buffer", move || {
         let world = World::default();
@@ -182,7 +182,7 @@ fn the_same_buffer() {
 
 /// One thread frees what another registered and will find again without a lock.
 #[test]
-fn a_free_by_another_thread() {
+fn a_free_by_another_thread_is_heard() {
     search("a free by another thread", || {
         let world = World::default();
         let limits = Limits { entries: 1, ..Limits::default() };
@@ -219,7 +219,7 @@ fn a_free_by_another_thread() {
 /// Nobody reported what was freed before hooks were promised. No hit meanwhile may trust it, and no
 /// registration that was under way may be kept.
 #[test]
-fn the_promise() {
+fn a_promise_covers_no_earlier_free() {
     search("the promise", || {
         let world = World::default();
         let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default());
@@ -249,7 +249,7 @@ fn the_promise() {
 
 /// A free may be under way while another thread promises. Its earlier report counts.
 #[test]
-fn a_free_under_way() {
+fn a_report_counts_while_another_thread_promises() {
     search("a free under way", || {
         let world = World::default();
         let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default());
@@ -273,7 +273,7 @@ fn a_free_under_way() {
 /// A region that one thread found revoked is given to nobody, while another uses it and gives it
 /// back.
 #[test]
-fn a_revocation() {
+fn a_revoked_region_is_given_to_nobody() {
     search("a revocation", || {
         let world = World::default();
         let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default());
@@ -301,7 +301,7 @@ fn a_revocation() {
 /// A GPU has little memory left. Whatever threads do with one buffer and with others, each region
 /// ends with its last lease.
 #[test]
-fn a_shortage() {
+fn in_a_shortage_regions_end_with_their_last_lease() {
     search("a shortage", || {
         let world = World::default();
         world.has_memory(0, 1, 1 << 40);
@@ -330,7 +330,7 @@ fn a_shortage() {
 /// The holder of a region in use is told once when its memory goes, whoever registers a larger one,
 /// sweeps and reports meanwhile.
 #[test]
-fn a_replaced_region() {
+fn the_holder_of_a_replaced_region_is_told_once() {
     search("a replaced region", || {
         let world = World::default();
         let told = Arc::new(Mutex::new(Vec::new()));

@@ -11,7 +11,7 @@ const ROUNDS: u64 = if cfg!(miri) { 6 } else { 300 };
 
 /// There is only one test, because the module exists only once.
 #[test]
-fn the_life_of_the_module() {
+fn each_registration_ends_once_whenever_its_memory_is_freed() {
     assert_eq!(shim::load(), 0);
     let log = take_log();
     let said = ["extended client nv_mem (revocable) registered", "extended client nv_mem_nc (persistent) registered"];
