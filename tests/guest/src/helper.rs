@@ -24,91 +24,18 @@ use crate::storm::{self, Counts};
 use crate::test::FAIL_MARK;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
+/// Runs the program `name`.
 pub fn run(name: &str, args: &[&str]) -> Result<()> {
     match (name, args) {
-        // Allocates memory, registers it this many times, and prints its address.
-        ("hold", [size, mrs]) => {
-            let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
-            let cuda = Cuda::open()?;
-            let memory = cuda.alloc(size.parse().context("size")?)?;
-            let mrs = (0..mrs.parse().context("mrs")?)
-                .map(|_| Mr::reg(&pd, memory.va(), memory.size(), FULL_ACCESS))
-                .collect::<io::Result<Vec<_>>>()
-                .context("ibv_reg_mr")?;
-            println!("ready {:#x}", memory.va());
-            io::stdin().read_to_end(&mut Vec::new()).context("read stdin")?;
-            drop(mrs);
-            Ok(())
-        }
-        // Reads a file repeatedly until it is killed.
-        ("read", [file]) => {
-            println!("ready");
-            loop {
-                std::fs::read(file).with_context(|| format!("read {file}"))?;
-            }
-        }
-        // Registers an address that nobody has, repeatedly until a line arrives. Then prints how
-        // long the longest attempt took, in microseconds, and the number of attempts.
-        ("bad-addresses", []) => {
-            let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
-            let told = Arc::new(AtomicBool::new(false));
-            let listener = Arc::clone(&told);
-            println!("ready");
-            std::thread::spawn(move || {
-                // Any line ends this, and so does the end of the input.
-                let _ = io::stdin().read_line(&mut String::new());
-                listener.store(true, Ordering::SeqCst);
-            });
-            let (mut longest, mut attempts) = (Duration::ZERO, 0);
-            while !told.load(Ordering::SeqCst) {
-                let begin = Instant::now();
-                match Mr::reg(&pd, page() as u64, page(), FULL_ACCESS) {
-                    Err(e) if e.raw_os_error() == Some(libc::EFAULT) => (),
-                    other => bail!("an address that nobody has: {:?}, wanted EFAULT", other.err()),
-                }
-                longest = longest.max(begin.elapsed());
-                attempts += 1;
-            }
-            println!("ok {} {attempts}", longest.as_micros());
-            Ok(())
-        }
-        // Runs as an ordinary user with `limit` bytes of RLIMIT_MEMLOCK. Registers single pages
-        // until one is refused, releases one, and tries again. Prints how many there were, and both
-        // errnos.
-        ("memlock", [limit]) => {
-            let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
-            let cuda = Cuda::open()?;
-            let memory = cuda.alloc(2 << 20)?;
-            as_user(limit.parse().context("limit")?)?;
-            let reg = |n: usize| Mr::reg(&pd, memory.va() + (n * page()) as u64, page(), FULL_ACCESS);
-            let mut mrs = Vec::new();
-            let refused = loop {
-                match reg(mrs.len()) {
-                    Ok(mr) if mrs.len() < 512 => mrs.push(mr),
-                    Ok(_) => break 0,
-                    Err(e) => break e.raw_os_error().unwrap_or(-1),
-                }
-            };
-            let count = mrs.len();
-            mrs.pop().context("not a single page")?.dereg().context("ibv_dereg_mr")?;
-            let again = reg(0).map_or_else(|e| e.raw_os_error().unwrap_or(-1), |_| 0);
-            println!("ready {count} {refused} {again}");
-            io::stdin().read_to_end(&mut Vec::new()).context("read stdin")?;
-            drop(mrs);
-            Ok(())
-        }
+        ("hold", [size, mrs]) => hold(size, mrs),
+        ("read", [file]) => read(file),
+        ("bad-addresses", []) => bad_addresses(),
+        ("memlock", [limit]) => memlock(limit),
         ("storm", [seed, process, life, registrations, counts]) => {
-            let number = |text: &str| text.parse().with_context(|| format!("{text:?} is no number"));
             let counts = Counts::parse(counts)?;
             storm::main(number(seed)?, number(process)?, number(life)?, number(registrations)?, counts)
         }
-        ("fuzz", [seed, process, steps]) => {
-            let number = |text: &str| text.parse().with_context(|| format!("{text:?} is no number"));
-            // Open what only root may open on this machine before changing the user.
-            let (cuda, log) = (Cuda::open()?, Log::open(number(process)?, true, 0)?);
-            as_user(libc::RLIM_INFINITY)?;
-            Fuzzer::new(number(seed)?, number(process)?, cuda, log)?.run(number(steps)?)
-        }
+        ("fuzz", [seed, process, steps]) => fuzz(seed, process, steps),
         ("storm-victim", [seed]) => storm::victim(seed.parse().context("seed")?),
         // Executes commands line by line.
         ("actor", [first]) => actor::run(first),
@@ -116,57 +43,153 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
         ("nixl", [name, gpu]) => crate::nixl::run(name, gpu),
         // Runs a user of the sample driver that executes commands.
         ("edu", [kind, len]) => crate::edu::helper(kind, len),
-        // Registers host memory. Stops before and after that, for a test that looks at its system
-        // calls.
-        ("host-memory", [cuda]) => {
-            let _cuda = (*cuda == "with-cuda").then(Cuda::open).transpose()?;
-            let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
-            let memory = vec![0u8; 1 << 20];
-            let at = memory.as_ptr() as u64;
-            let register = || -> io::Result<()> {
-                Mr::reg(&pd, at, memory.len(), FULL_ACCESS)?.dereg()?;
-                // This registration has another address, with the same offset in its page.
-                Mr::reg_iova(&pd, at, memory.len(), 0x7000_0000 + at % page() as u64, FULL_ACCESS)?.dereg()
-            };
-            // Registers once beforehand, because some calls are made only the first time.
-            register()?;
-            ptrace::traceme().context("ptrace")?;
-            raise(Signal::SIGSTOP)?;
-            for _ in 0..5 {
-                register()?;
-            }
-            raise(Signal::SIGSTOP)?;
-            Ok(())
-        }
-        // Tries registrations that cannot work, and prints how each ends.
-        ("wrong-input", []) => {
-            const SEGMENT: usize = 2 << 20;
-            let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
-            let cuda = Cuda::open()?;
-            let attempt = |what: &str, at: u64, len: usize| {
-                let errno = Mr::reg(&pd, at, len, FULL_ACCESS).map_or_else(|e| e.raw_os_error().unwrap_or(-1), |_| 0);
-                println!("{what}: {}", errno_name(errno));
-            };
-            let memory = cuda.alloc(SEGMENT)?;
-            let freed = memory.va();
-            memory.free()?;
-            attempt("freed", freed, SEGMENT);
-            let mut segments = cuda.reserve(3 * SEGMENT)?;
-            segments.map(0, SEGMENT, true)?;
-            segments.map(2 * SEGMENT, SEGMENT, true)?;
-            attempt("over a hole", segments.va(), 3 * SEGMENT);
-            attempt("of no length", segments.va(), 0);
-            attempt("an end that wraps", segments.va(), usize::MAX);
-            Ok(())
-        }
-        // An actor becomes this after exec, and keeps only its open files.
-        ("idle", []) => {
-            println!("ok");
-            io::stdin().read_to_end(&mut Vec::new()).context("read stdin")?;
-            Ok(())
-        }
+        ("host-memory", [cuda]) => host_memory(cuda),
+        ("wrong-input", []) => wrong_input(),
+        ("idle", []) => idle(),
         _ => bail!("no helper {name} with {} arguments", args.len()),
     }
+}
+
+fn number(text: &str) -> Result<u64> {
+    text.parse().with_context(|| format!("{text:?} is no number"))
+}
+
+/// Waits until the test closes this program's input.
+fn wait_for_the_end() -> Result<()> {
+    io::stdin().read_to_end(&mut Vec::new()).context("read stdin")?;
+    Ok(())
+}
+
+/// Allocates memory, registers it this many times, and prints its address.
+fn hold(size: &str, mrs: &str) -> Result<()> {
+    let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+    let cuda = Cuda::open()?;
+    let memory = cuda.alloc(size.parse().context("size")?)?;
+    let mrs = (0..mrs.parse().context("mrs")?)
+        .map(|_| Mr::reg(&pd, memory.va(), memory.size(), FULL_ACCESS))
+        .collect::<io::Result<Vec<_>>>()
+        .context("ibv_reg_mr")?;
+    println!("ready {:#x}", memory.va());
+    wait_for_the_end()?;
+    drop(mrs);
+    Ok(())
+}
+
+/// Reads a file repeatedly until it is killed.
+fn read(file: &str) -> Result<()> {
+    println!("ready");
+    loop {
+        std::fs::read(file).with_context(|| format!("read {file}"))?;
+    }
+}
+
+/// Registers an address that nobody has, repeatedly until a line arrives. Then prints how long the
+/// longest attempt took, in microseconds, and the number of attempts.
+fn bad_addresses() -> Result<()> {
+    let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+    let told = Arc::new(AtomicBool::new(false));
+    let listener = Arc::clone(&told);
+    println!("ready");
+    std::thread::spawn(move || {
+        // Any line ends this, and so does the end of the input.
+        let _ = io::stdin().read_line(&mut String::new());
+        listener.store(true, Ordering::SeqCst);
+    });
+    let (mut longest, mut attempts) = (Duration::ZERO, 0);
+    while !told.load(Ordering::SeqCst) {
+        let begin = Instant::now();
+        match Mr::reg(&pd, page() as u64, page(), FULL_ACCESS) {
+            Err(e) if e.raw_os_error() == Some(libc::EFAULT) => (),
+            other => bail!("an address that nobody has: {:?}, wanted EFAULT", other.err()),
+        }
+        longest = longest.max(begin.elapsed());
+        attempts += 1;
+    }
+    println!("ok {} {attempts}", longest.as_micros());
+    Ok(())
+}
+
+/// Runs as an ordinary user with `limit` bytes of RLIMIT_MEMLOCK. Registers single pages until one
+/// is refused, releases one, and tries again. Prints how many there were, and both errnos.
+fn memlock(limit: &str) -> Result<()> {
+    let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+    let cuda = Cuda::open()?;
+    let memory = cuda.alloc(2 << 20)?;
+    as_user(limit.parse().context("limit")?)?;
+    let reg = |n: usize| Mr::reg(&pd, memory.va() + (n * page()) as u64, page(), FULL_ACCESS);
+    let mut mrs = Vec::new();
+    let refused = loop {
+        match reg(mrs.len()) {
+            Ok(mr) if mrs.len() < 512 => mrs.push(mr),
+            Ok(_) => break 0,
+            Err(e) => break e.raw_os_error().unwrap_or(-1),
+        }
+    };
+    let count = mrs.len();
+    mrs.pop().context("not a single page")?.dereg().context("ibv_dereg_mr")?;
+    let again = reg(0).map_or_else(|e| e.raw_os_error().unwrap_or(-1), |_| 0);
+    println!("ready {count} {refused} {again}");
+    wait_for_the_end()?;
+    drop(mrs);
+    Ok(())
+}
+
+/// Makes random calls as an ordinary user.
+fn fuzz(seed: &str, process: &str, steps: &str) -> Result<()> {
+    // Open what only root may open on this machine before changing the user.
+    let (cuda, log) = (Cuda::open()?, Log::open(number(process)?, true, 0)?);
+    as_user(libc::RLIM_INFINITY)?;
+    Fuzzer::new(number(seed)?, number(process)?, cuda, log)?.run(number(steps)?)
+}
+
+/// Registers host memory. Stops before and after that, for a test that looks at its system calls.
+fn host_memory(cuda: &str) -> Result<()> {
+    let _cuda = (cuda == "with-cuda").then(Cuda::open).transpose()?;
+    let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+    let memory = vec![0u8; 1 << 20];
+    let at = memory.as_ptr() as u64;
+    let register = || -> io::Result<()> {
+        Mr::reg(&pd, at, memory.len(), FULL_ACCESS)?.dereg()?;
+        // This registration has another address, with the same offset in its page.
+        Mr::reg_iova(&pd, at, memory.len(), 0x7000_0000 + at % page() as u64, FULL_ACCESS)?.dereg()
+    };
+    // Registers once beforehand, because some calls are made only the first time.
+    register()?;
+    ptrace::traceme().context("ptrace")?;
+    raise(Signal::SIGSTOP)?;
+    for _ in 0..5 {
+        register()?;
+    }
+    raise(Signal::SIGSTOP)?;
+    Ok(())
+}
+
+/// Tries registrations that cannot work, and prints how each ends.
+fn wrong_input() -> Result<()> {
+    const SEGMENT: usize = 2 << 20;
+    let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+    let cuda = Cuda::open()?;
+    let attempt = |what: &str, at: u64, len: usize| {
+        let errno = Mr::reg(&pd, at, len, FULL_ACCESS).map_or_else(|e| e.raw_os_error().unwrap_or(-1), |_| 0);
+        println!("{what}: {}", errno_name(errno));
+    };
+    let memory = cuda.alloc(SEGMENT)?;
+    let freed = memory.va();
+    memory.free()?;
+    attempt("freed", freed, SEGMENT);
+    let mut segments = cuda.reserve(3 * SEGMENT)?;
+    segments.map(0, SEGMENT, true)?;
+    segments.map(2 * SEGMENT, SEGMENT, true)?;
+    attempt("over a hole", segments.va(), 3 * SEGMENT);
+    attempt("of no length", segments.va(), 0);
+    attempt("an end that wraps", segments.va(), usize::MAX);
+    Ok(())
+}
+
+/// Waits, as what an actor becomes by exec: it keeps only the actor's open files.
+fn idle() -> Result<()> {
+    println!("ok");
+    wait_for_the_end()
 }
 
 /// Becomes an ordinary user with a limit on locked memory.
