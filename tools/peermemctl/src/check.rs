@@ -29,7 +29,7 @@ impl Level {
         }
     }
 
-    /// What the program exits with if this is the worst there is.
+    /// Returns the exit code of the program if this is the worst level there is.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Ok | Self::Skip => 0,
@@ -104,17 +104,17 @@ impl Check {
         Self::new(id, Level::Skip, message)
     }
 
-    /// A warning, and what fixes it.
+    /// Returns a warning with what fixes it.
     pub fn warn(id: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { fix: Some(fix.into()), ..Self::new(id, Level::Warn, message) }
     }
 
-    /// A fault, and what fixes it.
+    /// Returns a fault with what fixes it.
     pub fn fail(id: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { fix: Some(fix.into()), ..Self::new(id, Level::Fail, message) }
     }
 
-    /// A fault, if nothing works; where something does, it is a warning.
+    /// Returns a warning if something works all the same, and a fault if nothing does.
     pub fn fail_unless(works: bool, id: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Self {
         match works {
             true => Self::warn(id, message, fix),
@@ -128,25 +128,25 @@ impl Check {
         self
     }
 
-    /// Says which device it is about, and what is said where several are alike: `many` follows "8
-    /// GPUs".
+    /// Says which device the check is about, and what is said when several devices are alike:
+    /// `many` follows "8 GPUs".
     pub fn about(mut self, kind: Kind, name: impl Into<String>, many: impl Into<String>) -> Self {
         self.subject = Some(Subject { kind, name: name.into(), many: many.into() });
         self
     }
 
-    /// Says the message in a few words.
+    /// Adds the message in a few words.
     pub fn brief(mut self, words: impl Into<String>) -> Self {
         self.brief = Some(words.into());
         self
     }
 
-    /// Whether something is wrong.
+    /// Returns whether something is wrong.
     pub fn is_finding(&self) -> bool {
         self.level >= Level::Warn
     }
 
-    /// What was found, in few words where there are such.
+    /// Returns what was found, in few words if the check has such.
     pub fn headline(&self) -> &str {
         self.brief.as_deref().unwrap_or(&self.message)
     }

@@ -256,7 +256,7 @@ impl More {
     }
 }
 
-/// The parser, for man pages and completions.
+/// Returns the parser, from which man pages and completions are made.
 pub fn parser() -> clap::Command {
     Cli::command()
 }

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 /// The variable that stands for `--root`.
 pub const ROOT: &str = "PEERMEMCTL_ROOT";
 
-/// The machine that is completed for; nothing where that cannot be looked at.
+/// Returns the machine that words are completed for, or nothing if it cannot be looked at.
 fn root() -> Option<Root> {
     let path = std::env::var_os(ROOT).map_or_else(|| PathBuf::from("/"), PathBuf::from);
     recorded::open(&path).ok()
@@ -36,7 +36,7 @@ pub fn nics() -> Vec<CompletionCandidate> {
     candidates(crate::rdma::devices(&root).into_iter().map(|device| (device.name, at(&device.pci))))
 }
 
-/// Processes that have registered something.
+/// Returns the processes that have registered something.
 pub fn registrants() -> Vec<CompletionCandidate> {
     let Some(root) = root() else { return Vec::new() };
     let rows = peermem::registrations(&root).unwrap_or_default();
@@ -44,7 +44,7 @@ pub fn registrants() -> Vec<CompletionCandidate> {
     candidates(by_pid.into_iter().map(|(pid, comm)| (pid.to_string(), comm)))
 }
 
-/// Processes that have a GPU or an RDMA device open, as far as this user may see.
+/// Returns the processes that have a GPU or an RDMA device open, as far as this user may see.
 pub fn processes() -> Vec<CompletionCandidate> {
     let Some(root) = root() else { return Vec::new() };
     let is_number = |name: &String| name.bytes().all(|byte| byte.is_ascii_digit());
@@ -59,7 +59,7 @@ pub fn processes() -> Vec<CompletionCandidate> {
     }))
 }
 
-/// Checks of `verify`.
+/// Returns the checks of `verify`.
 pub fn verifications() -> Vec<CompletionCandidate> {
     candidates(verify::checks::CHECKS.iter().map(|check| (check.id.to_owned(), String::new())))
 }

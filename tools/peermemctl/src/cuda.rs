@@ -71,14 +71,14 @@ impl Cuda {
         bail!("{name}: error {status}");
     }
 
-    /// Of the API, as the driver numbers it: 13000 is 13.0.
+    /// Returns the version of the API as the driver numbers it: 13000 is 13.0.
     pub fn version(&self) -> Result<c_int> {
         let mut version: c_int = 0;
         call!(self, "cuDriverGetVersion", (*mut c_int), &mut version)?;
         Ok(version)
     }
 
-    /// The GPU at a PCI address, with its primary context current in this thread.
+    /// Opens the GPU at a PCI address and makes its primary context current in this thread.
     pub fn gpu(&self, address: &str) -> Result<Gpu<'_>> {
         let mut device: c_int = 0;
         let text = CString::new(address).context("PCI address")?;
@@ -98,7 +98,7 @@ pub struct Gpu<'a> {
 }
 
 impl<'a> Gpu<'a> {
-    /// What it is called.
+    /// Returns the name of the GPU.
     pub fn name(&self) -> Result<String> {
         let mut name = [0u8; 128];
         call!(self.cuda, "cuDeviceGetName", (*mut u8, c_int, c_int), name.as_mut_ptr(), 128, self.device)?;
@@ -106,7 +106,7 @@ impl<'a> Gpu<'a> {
         Ok(text.to_string_lossy().into_owned())
     }
 
-    /// Whether memory of this GPU can be handed out as a dma-buf.
+    /// Returns whether memory of this GPU can be handed out as a dma-buf.
     pub fn has_dma_buf(&self) -> bool {
         let mut value: c_int = 0;
         let asked = || {
@@ -123,7 +123,7 @@ impl<'a> Gpu<'a> {
         asked().is_ok() && value == 1
     }
 
-    /// Bytes of its memory that nobody uses, and bytes of all of it.
+    /// Returns how many bytes of the GPU's memory are free, and how many there are in all.
     pub fn memory(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0usize, 0usize);
         call!(self.cuda, "cuMemGetInfo_v2", (*mut usize, *mut usize), &mut free, &mut total)?;
@@ -166,28 +166,28 @@ pub struct Memory<'a> {
 }
 
 impl Memory<'_> {
-    /// Its address.
+    /// Returns the address of the memory.
     pub fn address(&self) -> u64 {
         self.at
     }
 
-    /// Fills it with zeros.
+    /// Fills the memory with zeros.
     pub fn clear(&self) -> Result<()> {
         call!(self.cuda, "cuMemsetD8_v2", (DevicePointer, u8, usize), self.at, 0, self.size)?;
         call!(self.cuda, "cuCtxSynchronize", (),)
     }
 
-    /// Its bytes.
+    /// Returns the size of the memory in bytes.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Copies all of it here.
+    /// Copies all of the memory to the host.
     pub fn read(&self) -> Result<Vec<u8>> {
         self.read_part(0, self.size)
     }
 
-    /// Copies `length` bytes from `offset` on here.
+    /// Copies `length` bytes of the memory from `offset` on to the host.
     pub fn read_part(&self, offset: usize, length: usize) -> Result<Vec<u8>> {
         self.within(offset, length)?;
         let mut bytes = vec![0u8; length];
@@ -196,7 +196,7 @@ impl Memory<'_> {
         Ok(bytes)
     }
 
-    /// Copies `bytes` to it, from `offset` on.
+    /// Copies `bytes` to the memory, from `offset` on.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.within(offset, bytes.len())?;
         let to = self.at + offset as u64;
@@ -210,14 +210,14 @@ impl Memory<'_> {
         }
     }
 
-    /// Frees it.
+    /// Frees the memory.
     pub fn free(self) -> Result<()> {
         // Not once more.
         let this = std::mem::ManuallyDrop::new(self);
         call!(this.cuda, "cuMemFree_v2", (DevicePointer), this.at)
     }
 
-    /// Returns a dma-buf of all of it.
+    /// Exports all of the memory as a dma-buf.
     pub fn dma_buf(&self, mapping: Mapping) -> Result<OwnedFd> {
         let mut fd: c_int = -1;
         call!(

@@ -229,8 +229,8 @@ impl Environment {
         Some(TopologyFile { setting: format!("NCCL_TOPO_FILE={file} of {place}"), read })
     }
 
-    /// Whom a verdict is for, in words: whose environment it is, or nobody in particular where that
-    /// sets nothing.
+    /// Says whom a verdict is for: the one whose environment it is, or nobody in particular if that
+    /// environment sets nothing.
     pub fn judged_for(&self) -> String {
         const OURS: [&str; 7] =
             ["NCCL_", "UCX_", "NVSHMEM_", "FI_", "MC_", "WITH_NVIDIA_PEERMEM", crate::consumer::VISIBLE];
@@ -246,12 +246,12 @@ impl Environment {
         self.variables.insert(name.to_owned(), value.to_owned());
     }
 
-    /// A variable's value.
+    /// Returns the value of a variable.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.variables.get(name).map(String::as_str)
     }
 
-    /// A variable of NCCL's, and where it is set.
+    /// Returns the value of one of NCCL's variables, and where it is set.
     pub fn nccl(&self, name: &str) -> Option<(&str, &str)> {
         let own = self.get(name).map(|value| (value, self.whose.as_str()));
         own.or_else(|| {
@@ -274,12 +274,12 @@ impl Environment {
         self.ucx.doubt(|name| self.variables.contains_key(name))
     }
 
-    /// Whether a variable says no, as NVSHMEM and libfabric read it.
+    /// Returns whether a variable says no, as NVSHMEM and libfabric read it.
     pub fn says_no(&self, name: &str) -> bool {
         self.get(name).is_some_and(is_no)
     }
 
-    /// Whether a variable says yes.
+    /// Returns whether a variable says yes.
     pub fn says_yes(&self, name: &str) -> bool {
         self.get(name)
             .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "y" | "yes" | "on" | "true"))

@@ -22,19 +22,19 @@ pub fn is_wanted(name: &str) -> bool {
     SYMBOLS.contains(&name) || name.ends_with(REGISTERS_DMA_BUF)
 }
 
-/// The file that a kernel release's modules lie below.
+/// Returns the folder that has the modules of a kernel release.
 pub fn modules_dir(release: &str) -> String {
     format!("/lib/modules/{release}")
 }
 
-/// `uname -r`.
+/// Returns what `uname -r` prints.
 pub fn release(root: &Root) -> Option<String> {
     root.line("/proc/sys/kernel/osrelease").filter(|release| !release.is_empty())
 }
 
-/// Whether the process numbers of /proc are those of the initial namespace, which the module
-/// writes. In a container they are not, as a rule: there the module's numbers are of nobody, or of
-/// somebody else.
+/// Returns whether the process numbers of /proc are those of the initial namespace, which the
+/// module writes. In a container they are usually not: there the module's numbers belong to no
+/// process, or to another one.
 pub fn has_initial_pids(root: &Root) -> bool {
     // PROC_PID_INIT_INO: the same in every kernel.
     const INITIAL: &str = "pid:[4026531836]";
@@ -59,8 +59,8 @@ pub fn symbols(root: &Root) -> Result<BTreeMap<String, Option<String>>, Missing>
     Ok(found)
 }
 
-/// The module whose installed file exports `symbol`, as depmod found it when it last looked at the
-/// modules of `release`.
+/// Returns the module whose installed file exports `symbol`, as depmod found it when it last looked
+/// at the modules of `release`.
 pub fn exporter(root: &Root, release: &str, symbol: &str) -> Option<String> {
     let list = root.text(&format!("{}/modules.symbols", modules_dir(release))).ok()?;
     let exports = |line: &str| exported_symbol(line) == Some(symbol);
@@ -109,7 +109,7 @@ pub fn others_that_export(root: &Root, running: &str, symbol: &str) -> Vec<Strin
     found
 }
 
-/// The symbol of a line of modules.symbols: `alias symbol:NAME MODULE`.
+/// Returns the symbol of a line of modules.symbols: `alias symbol:NAME MODULE`.
 pub fn exported_symbol(line: &str) -> Option<&str> {
     line.split_ascii_whitespace().nth(1)?.strip_prefix("symbol:")
 }
@@ -127,7 +127,7 @@ pub struct Loaded {
     pub out_of_tree: bool,
 }
 
-/// All loaded modules, by name (with underscores).
+/// Returns all loaded modules by name (with underscores).
 pub fn loaded_modules(root: &Root) -> BTreeMap<String, Loaded> {
     match root.text("/proc/modules") {
         Ok(text) => text.lines().filter_map(module).collect(),
@@ -149,8 +149,9 @@ fn module_in_sysfs(root: &Root, name: String) -> Option<(String, Loaded)> {
     Some((name, Loaded { refcount, used_by, state: state.to_owned(), out_of_tree }))
 }
 
-/// A line of /proc/modules: name, size, how often used, by whom, state, address, taint. What is odd in one costs
-/// neither the others nor its name; procfs-core gives up on all of them.
+/// Parses a line of /proc/modules: name, size, how often used, by whom, state, address, taint. An
+/// odd line costs no other line, and an odd field does not cost the module's name; procfs-core
+/// gives up on all of them.
 fn module(line: &str) -> Option<(String, Loaded)> {
     let mut words = line.split_ascii_whitespace();
     let name = words.next()?.to_owned();
@@ -186,7 +187,7 @@ pub fn log(root: &Root) -> (Result<Vec<(u64, String)>, Missing>, bool) {
     (Ok(lines), cut)
 }
 
-/// The releases of the kernels that are installed and newer than the running one.
+/// Returns the releases of the installed kernels that are newer than the running one.
 pub fn newer(root: &Root, running: &str) -> Vec<String> {
     root.names("/lib/modules")
         .into_iter()
@@ -195,7 +196,7 @@ pub fn newer(root: &Root, running: &str) -> Vec<String> {
         .collect()
 }
 
-/// The numbers in a release, for comparing which is newer.
+/// Returns the numbers in a release, so that two can be compared.
 pub fn numbers(release: &str) -> Vec<u64> {
     release.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect()
 }

@@ -77,7 +77,7 @@ pub struct Peermem {
 }
 
 impl<'a> Machine<'a> {
-    /// Reads all of it.
+    /// Reads all that is known of the machine.
     pub fn look(root: &'a Root) -> Self {
         let release = kernel::release(root);
         let modules = kernel::loaded_modules(root);
@@ -137,12 +137,12 @@ impl<'a> Machine<'a> {
         self.smi.as_ref().ok()?.get(&gpu.address)
     }
 
-    /// GPUs.
+    /// Returns the GPUs.
     pub fn gpus(&self) -> Vec<&Device> {
         nvidia::gpus(&self.devices)
     }
 
-    /// The PCI function at `address`.
+    /// Returns the PCI function at `address`.
     pub fn pci(&self, address: &str) -> Option<&Device> {
         self.devices.iter().find(|device| device.address == address)
     }
@@ -246,24 +246,24 @@ impl<'a> Machine<'a> {
         self.devices.iter().any(|device| device.vendor == nvidia::NVIDIA && device.kind() == 0x0680)
     }
 
-    /// Whether a GPU has a coherent link to its processor.
+    /// Returns whether a GPU has a coherent link to its processor.
     pub fn has_c2c(&self, gpu: &Device) -> bool {
         gpu.way.iter().filter_map(|part| self.pci(part)).any(Device::is_grace_port)
     }
 
-    /// Whether the kernel has a symbol; `None` if nobody can tell.
+    /// Returns whether the kernel has a symbol, or `None` if nobody can tell.
     pub fn has_symbol(&self, name: &str) -> Option<bool> {
         self.symbols.as_ref().ok().map(|symbols| symbols.contains_key(name))
     }
 
-    /// Who has a symbol, in words.
+    /// Names the owner of a symbol in words.
     pub fn owner_of_symbol(&self, name: &str) -> Option<String> {
         let owner = self.symbols.as_ref().ok()?.get(name)?;
         Some(owner.as_ref().map_or("the kernel itself".to_owned(), |module| format!("module {module}")))
     }
 
-    /// The module that exports the peer-memory API and is not loaded, while no other one exports
-    /// it.
+    /// Returns the module that exports the peer-memory API and is not loaded, if no loaded module
+    /// exports that API.
     pub fn api_to_load(&self) -> Option<String> {
         if self.has_symbol(REGISTER) != Some(false) {
             return None;
@@ -272,7 +272,8 @@ impl<'a> Machine<'a> {
         (!self.modules.contains_key(&module)).then_some(module)
     }
 
-    /// What has the module loaded; nothing does while there is no core or no driver for it.
+    /// Says how to have the module loaded. Nothing loads it while there is no core or no driver for
+    /// it.
     pub fn load_it(&self) -> String {
         // What the host has does not fit a driver that a container brought.
         if self.setting.driver_container || self.setting.is_fixed() && self.file.is_none() {

@@ -103,7 +103,7 @@ fn run(cli: &Cli) -> Result<u8> {
     Ok(code)
 }
 
-/// What `verify` found, which its report has as well.
+/// Runs `verify`, shows what it found, which its report has as well, and returns the exit code.
 fn verified(cli: &Cli, root: &Root, asked: &peermemctl::cli::Verify) -> Result<u8> {
     if !root.is_live() {
         bail!("verify works on this machine only, not on a recorded one");
@@ -140,7 +140,7 @@ fn check(cli: &Cli, status: Status, plugin: bool) -> Result<u8> {
     Ok(code)
 }
 
-/// The registrations that `list` is asked for. The rest of the machine is looked at only where that
+/// Returns which registrations `list` is asked for. Looks at the rest of the machine only if that
 /// is needed.
 fn wanted(root: &Root, pid: Option<u32>, gpu: &Option<String>, nic: &Option<String>) -> Result<Wanted> {
     if gpu.is_none() && nic.is_none() {
@@ -153,7 +153,7 @@ fn wanted(root: &Root, pid: Option<u32>, gpu: &Option<String>, nic: &Option<Stri
     Ok(Wanted { pid, gpu: gpu.map(|gpu| gpu.address.clone()), nic })
 }
 
-/// A JSON document in a line, or over several.
+/// Returns a JSON document on one line, or on several.
 fn json(cli: &Cli, document: &Document) -> Result<String> {
     let text = match cli.pretty {
         false => serde_json::to_string(document),
@@ -171,7 +171,7 @@ fn write(text: &str) -> Result<bool> {
     }
 }
 
-/// How much of the answer is told as text.
+/// Returns how much of the answer is told as text.
 fn detail(cli: &Cli) -> Detail {
     match &cli.command {
         Command::Doctor { more, .. } => more.detail(),
@@ -180,7 +180,7 @@ fn detail(cli: &Cli) -> Detail {
     }
 }
 
-/// Prints an answer; `false` if nobody reads any more.
+/// Prints an answer. Returns `false` if nobody reads any more.
 fn show(cli: &Cli, answer: Answer) -> Result<bool> {
     match cli.json {
         true => write(&json(cli, &Document::Output(Output { format: FORMAT, answer }))?),

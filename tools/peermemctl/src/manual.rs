@@ -90,7 +90,7 @@ pub const FILES: [(&str, &str); 6] = [
     ("/dev/kmsg", "Why the kernel refused the module."),
 ];
 
-/// Exit codes of a command.
+/// Returns the exit codes of a command.
 pub fn exit_status(command: &str) -> &'static [Example] {
     match command {
         "verify" | "matrix" => &[

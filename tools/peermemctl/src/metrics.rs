@@ -22,7 +22,7 @@ use std::sync::atomic::AtomicU64;
 type Labels = Vec<(&'static str, String)>;
 type Float = Gauge<f64, AtomicU64>;
 
-/// All of it as text.
+/// Returns all metrics as text.
 pub fn text(machine: &Machine, report: &Report) -> Result<String> {
     let mut registry = Registry::with_prefix("nvidia_peermem");
     verdicts(&mut registry, machine, report);

@@ -54,7 +54,7 @@ fn is(word: Option<&str>, module: &str) -> bool {
     word.is_some_and(|word| word.replace('-', "_") == module)
 }
 
-/// `options` of a module: file, name and value.
+/// Returns the `options` of a module: line, name and value of each.
 pub fn options(root: &Root, module: &str) -> Vec<(Line, String, String)> {
     let mut found = Vec::new();
     for line in lines(root, &MODPROBE) {
@@ -71,8 +71,8 @@ pub fn options(root: &Root, module: &str) -> Vec<(Line, String, String)> {
     found
 }
 
-/// The line that keeps modprobe from loading a module: `blacklist`, or `install` with a command
-/// that loads nothing; or the word of the kernel's command line that does.
+/// Returns the line that keeps modprobe from loading a module: `blacklist`, or `install` with a
+/// command that loads nothing. A word of the kernel's command line that does the same counts, too.
 pub fn blocked(root: &Root, module: &str) -> Option<(Line, Block)> {
     let of_line = |line: Line| {
         let mut words = line.text.split_ascii_whitespace();
@@ -169,7 +169,7 @@ pub const COMMAND_LINE: &str = "/proc/cmdline";
 /// those of the kernel's command line.
 pub const LISTS_SERVICE: &str = "/etc/systemd/system/systemd-modules-load.service";
 
-/// Returns whether it runs: the admin may have masked it.
+/// Returns whether that service runs: the admin may have masked it.
 fn reads_lists(root: &Root) -> bool {
     root.link_name(LISTS_SERVICE).as_deref() != Some("null")
 }
@@ -181,7 +181,7 @@ fn reads_etc_modules(root: &Root) -> bool {
     !ids.any(|line| ["rhel", "fedora", "suse"].iter().any(|name| line.contains(name)))
 }
 
-/// The file that has a module loaded at boot.
+/// Returns the file that has a module loaded at boot.
 pub fn loaded_at_boot(root: &Root, module: &str) -> Option<String> {
     let lists = if reads_lists(root) { lines(root, &MODULES_LOAD) } else { Vec::new() };
     let conf = lists.into_iter().find(|line| is(Some(&line.text), module)).map(|line| line.file);
@@ -298,12 +298,12 @@ pub fn rule_loads(root: &Root, rule: &str, module: &str) -> bool {
     rule.contains("RUN") && by_program() || by_unit()
 }
 
-/// The programs that a rule of udev runs.
+/// Returns the programs that a rule of udev runs.
 pub fn rule_scripts(rule: &str) -> impl Iterator<Item = &str> {
     rule.split("RUN").skip(1).flat_map(|run| run.split(is_between)).filter(|word| word.starts_with('/'))
 }
 
-/// The units that a rule of udev has systemd start: by a property, or by systemctl.
+/// Returns the units that a rule of udev has systemd start, by a property or by systemctl.
 pub fn rule_units(rule: &str) -> impl Iterator<Item = &str> {
     let wanted = rule.split("SYSTEMD_WANTS}").skip(1).filter_map(|rest| rest.split('"').nth(1));
     let run = rule.split("RUN").skip(1).filter(|run| run.contains("systemctl") && run.contains("start"));
@@ -372,7 +372,7 @@ pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
     unit.or_else(drop_ins).or_else(others)
 }
 
-/// The files that add to units of systemd.
+/// Returns the files that add to units of systemd.
 pub fn drop_ins(root: &Root) -> impl Iterator<Item = String> + '_ {
     let dirs = UNITS.iter().flat_map(|dir| {
         let names = root.names(dir).into_iter().filter(|name| name.ends_with(".d"));
@@ -443,7 +443,7 @@ pub fn is_template_of(unit: &str, module: &str) -> bool {
     name.is_some_and(|name| is(Some(&name.replace("\\x2d", "-")), module))
 }
 
-/// The units that a line of a unit has started with it.
+/// Returns the units that a line of a unit has systemd start with that unit.
 pub fn pulled(line: &str) -> impl Iterator<Item = &str> {
     const KEYS: [&str; 4] = ["Wants", "Requires", "BindsTo", "Upholds"];
     let units = line.split_once('=').filter(|(key, _)| KEYS.contains(&key.trim())).map_or("", |(_, units)| units);
@@ -544,7 +544,7 @@ const SCRIPT_FOLDERS: [(&str, &str); 2] =
 /// Folders of links to the scripts of System V's init that are started with several users.
 const RUN_LEVELS: [&str; 4] = ["/etc/rc3.d", "/etc/rc5.d", "/etc/rc.d/rc3.d", "/etc/rc.d/rc5.d"];
 
-/// Returns those that there may be.
+/// Returns the scripts and lists that may exist on this machine.
 pub fn scripts(root: &Root) -> Vec<String> {
     let of_folder = |(folder, end): &(&str, &'static str)| {
         let (folder, end) = ((*folder).to_owned(), *end);
@@ -559,7 +559,7 @@ pub fn scripts(root: &Root) -> Vec<String> {
     named.chain(SCRIPT_FOLDERS.iter().flat_map(of_folder)).chain(started).collect()
 }
 
-/// Returns whether the system reads one of them: nothing runs a script that is not executable, as
+/// Returns whether the system reads such a script: nothing runs a script that is not executable, as
 /// rc-local.service of systemd says by ConditionFileIsExecutable.
 pub fn is_read_at_boot(root: &Root, script: &str) -> bool {
     script == OPENRC || root.is_executable(script)

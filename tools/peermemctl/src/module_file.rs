@@ -73,12 +73,12 @@ impl ModuleFile {
         Ok(Self { path: path.to_owned(), info, needs, versions, exports, signature })
     }
 
-    /// One field of .modinfo.
+    /// Returns one field of .modinfo.
     pub fn field(&self, key: &str) -> Option<&str> {
         self.info.get(key).map(String::as_str)
     }
 
-    /// Whose it is.
+    /// Returns who made the module.
     pub fn maker(&self) -> Maker {
         match self.field("description") {
             Some(text) if text.starts_with("GPUDirect RDMA: GPU memory for the peer-memory API") => Maker::Ours,
@@ -87,17 +87,18 @@ impl ModuleFile {
         }
     }
 
-    /// Whether it needs `symbol` of another module.
+    /// Returns whether the module needs `symbol` of another module.
     pub fn needs(&self, symbol: &str) -> bool {
         self.needs.iter().any(|name| name == symbol)
     }
 
-    /// Whether it is an RDMA driver that registers dma-bufs.
+    /// Returns whether the module is an RDMA driver that registers dma-bufs.
     pub fn takes_dma_buf(&self) -> bool {
         self.needs.iter().any(|name| name.starts_with("ib_umem_dmabuf_get"))
     }
 
-    /// Whether it is built on the kernel's own Rust, whose symbols are all GPL-only.
+    /// Returns whether the module is built on the kernel's own Rust, whose symbols are all
+    /// GPL-only.
     pub fn uses_kernel_rust(&self) -> bool {
         self.needs.iter().any(|name| name.starts_with("_R") && name.contains("6kernel"))
     }
@@ -160,8 +161,8 @@ fn unpack(path: &str, packed: Vec<u8>) -> Result<Vec<u8>> {
     Ok(image)
 }
 
-/// The common name in the signature's issuer: the last one before the signature's own bytes is the
-/// signer's.
+/// Returns the signer: the common name of the signature's issuer. That name is the last one before
+/// the signature's own bytes.
 fn signer(image: &[u8]) -> Option<String> {
     // A struct module_signature of 12 bytes precedes the magic; its last four are the signature's
     // length.
@@ -178,8 +179,8 @@ fn signer(image: &[u8]) -> Option<String> {
     Some(String::from_utf8_lossy(text.get(..usize::from(*length))?).into_owned())
 }
 
-/// The file that modprobe would load for `name` (with underscores) on `release`, from depmod's
-/// list.
+/// Returns the file that modprobe would load for `name` (with underscores) on `release`, from
+/// depmod's list.
 pub fn chosen(root: &Root, release: &str, name: &str) -> Option<String> {
     let dir = modules_dir(release);
     let list = root.text(&format!("{dir}/modules.dep")).ok()?;
@@ -191,7 +192,7 @@ pub fn chosen(root: &Root, release: &str, name: &str) -> Option<String> {
     )
 }
 
-/// Every file of that name below the modules of `release`.
+/// Returns every file of that name below the modules of `release`.
 pub fn all(root: &Root, release: &str, name: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = vec![modules_dir(release)];

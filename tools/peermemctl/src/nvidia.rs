@@ -34,7 +34,7 @@ pub struct Driver {
     pub flavour: Option<Flavour>,
 }
 
-/// The driver that is loaded, if one is.
+/// Returns the loaded driver, if there is one.
 pub fn driver(root: &Root) -> Option<Driver> {
     let version_file = root.text("/proc/driver/nvidia/version").ok();
     if version_file.is_none() && !root.exists("/sys/module/nvidia") {
@@ -71,7 +71,7 @@ pub fn minor(root: &Root, address: &str) -> Option<u32> {
     text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?.trim().parse().ok()
 }
 
-/// `/proc/driver/nvidia/params`.
+/// Reads `/proc/driver/nvidia/params`.
 pub fn params(root: &Root) -> BTreeMap<String, String> {
     let text = root.text("/proc/driver/nvidia/params").unwrap_or_default();
     text.lines()
@@ -80,7 +80,7 @@ pub fn params(root: &Root) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// GPUs of NVIDIA, and whatever else the driver drives.
+/// Returns NVIDIA's GPUs, and whatever else the driver drives.
 pub fn gpus(devices: &[Device]) -> Vec<&Device> {
     devices
         .iter()
@@ -90,8 +90,8 @@ pub fn gpus(devices: &[Device]) -> Vec<&Device> {
         .collect()
 }
 
-/// Size of BAR1, through which NICs reach video memory: the second 64-bit BAR of NVIDIA's GPUs, and
-/// the largest of all.
+/// Returns the size of BAR1, through which NICs reach video memory: BAR1 is the second 64-bit BAR
+/// of NVIDIA's GPUs, and the largest of all.
 pub fn bar1_size(gpu: &Device) -> u64 {
     gpu.bars.into_iter().max().unwrap_or(0)
 }
@@ -144,7 +144,7 @@ pub struct Bar1 {
     pub used: u64,
 }
 
-/// Each GPU by PCI address.
+/// Asks nvidia-smi and returns what it tells of each GPU, by PCI address.
 pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
     let text = root.tool("nvidia-smi", SMI)?;
     let mut gpus: BTreeMap<String, Told> = BTreeMap::new();
@@ -184,7 +184,7 @@ pub fn tells_of_fabric(gpu: &Device) -> bool {
     gpu.vendor == NVIDIA && gpu.device >= HOPPER
 }
 
-/// nvidia-smi writes domains with eight digits and upper case.
+/// Shortens an address of nvidia-smi, which writes domains with eight digits and upper case.
 fn short_address(long: &str) -> Option<String> {
     let (domain, rest) = long.split_once(':')?;
     let domain = u32::from_str_radix(domain, 16).ok()?;

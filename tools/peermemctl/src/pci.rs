@@ -114,7 +114,7 @@ pub struct Way {
 }
 
 impl Way {
-    /// Whether traffic can turn round below the host bridge, so that ACS there matters.
+    /// Returns whether traffic can turn round below the host bridge, so that ACS there matters.
     pub fn shares_a_switch(&self) -> bool {
         self.distance <= Distance::Pxb
     }
@@ -131,8 +131,8 @@ pub enum Acs {
     Unreadable,
 }
 
-/// Whether a word is a PCI address: `0000:01:00.0`, with more digits in front for domains above 16
-/// bits.
+/// Returns whether a word is a PCI address: `0000:01:00.0`, with more digits in front for domains
+/// above 16 bits.
 pub fn is_address(word: &str) -> bool {
     let mut parts = word.split([':', '.']);
     let mut hex = |shortest: usize| {
@@ -145,12 +145,12 @@ fn hex(root: &Root, path: &str) -> Option<u64> {
     u64::from_str_radix(root.line(path)?.trim_start_matches("0x"), 16).ok()
 }
 
-/// All PCI functions, by address.
+/// Returns all PCI functions in the order of their addresses.
 pub fn devices(root: &Root) -> Vec<Device> {
     root.names(DEVICES).iter().filter_map(|address| device(root, address)).collect()
 }
 
-/// One PCI function.
+/// Reads one PCI function.
 pub fn device(root: &Root, address: &str) -> Option<Device> {
     let dir = format!("{DEVICES}/{address}");
     let resolved = root.resolved(&dir)?;
@@ -234,19 +234,20 @@ const DMA_DIRECT: (u16, u16) = (0x15b3, 0x2100);
 pub const DMA_DIRECT_FILES: (&str, &str) = ("0x15b3", "0x2100");
 
 impl Device {
-    /// Class and subclass.
+    /// Returns class and subclass.
     pub fn kind(&self) -> u32 {
         self.class >> 8
     }
 
-    /// Whether it is a root port of NVIDIA's Grace, whose GPUs have a coherent link (NVLink-C2C) to
-    /// it. The ids are those of rdma-core's kernel-boot/rdma_topo (0434340c3bdb).
+    /// Returns whether the function is a root port of NVIDIA's Grace, whose GPUs have a coherent
+    /// link (NVLink-C2C) to it. The ids are those of rdma-core's kernel-boot/rdma_topo
+    /// (0434340c3bdb).
     pub fn is_grace_port(&self) -> bool {
         self.vendor == 0x10de && matches!(self.device, 0x22b1 | 0x22b2 | 0x22b8)
     }
 
-    /// Whether it is the function by which a ConnectX reaches a GPU beside the CPU (DMA Direct), by
-    /// its id in the same file.
+    /// Returns whether this is the function by which a ConnectX reaches a GPU beside the CPU (DMA
+    /// Direct). Its id is that of the same file.
     pub fn is_dma_direct(&self) -> bool {
         (self.vendor, self.device) == DMA_DIRECT
     }
@@ -256,7 +257,7 @@ impl Device {
         pci_ids::Device::from_vid_pid(self.vendor, self.device).is_some()
     }
 
-    /// What it is called.
+    /// Returns the name of the device.
     pub fn name(&self) -> String {
         match pci_ids::Device::from_vid_pid(self.vendor, self.device) {
             Some(device) => device.name().to_owned(),
@@ -267,7 +268,7 @@ impl Device {
         }
     }
 
-    /// The way to `other`.
+    /// Returns the way to `other`.
     pub fn way_to(&self, other: &Self) -> Way {
         let shared = self.way.iter().zip(&other.way).take_while(|(a, b)| a == b).count();
         let rest = |device: &Self| device.way.iter().skip(shared).cloned().collect::<Vec<_>>();
@@ -286,8 +287,8 @@ impl Device {
     }
 }
 
-/// What the ACS capability of the bridge at `address` says. Reads the extended configuration space:
-/// root only.
+/// Returns what the ACS capability of the bridge at `address` says. Reads the extended
+/// configuration space, which only root may do.
 pub fn acs(root: &Root, address: &str) -> Acs {
     const EXTENDED: usize = 0x100;
     const ACS: u32 = 0x0d;
@@ -315,9 +316,9 @@ pub fn acs(root: &Root, address: &str) -> Acs {
     Acs::Direct
 }
 
-/// Whether a device may mark its writes as free to overtake each other (Enable Relaxed Ordering in
-/// Device Control of its PCI Express capability); `None` where it has no such capability or its
-/// configuration space may not be read.
+/// Returns whether a device may mark its writes as free to overtake each other (Enable Relaxed
+/// Ordering in Device Control of its PCI Express capability). Returns `None` if the device has no
+/// such capability or its configuration space may not be read.
 pub fn relaxed_ordering(root: &Root, address: &str) -> Option<bool> {
     const FIRST: usize = 0x34;
     const EXPRESS: u8 = 0x10;

@@ -81,8 +81,8 @@ pub struct Callback {
     pub age_ms: u64,
 }
 
-/// Reads the file `stats`. `Absent`: the loaded module is not ours, or there is none. `Unknown` goes
-/// for the other files as well.
+/// Reads the file `stats`. `Absent` means that the loaded module is not ours, or that there is
+/// none. `Unknown` goes for the other files as well.
 pub fn stats(root: &Root) -> Result<Stats, Missing> {
     let stats = Stats::parse(&root.text(&format!("{DIR}/stats"))?);
     match stats.is_known() {
@@ -98,12 +98,12 @@ fn rows<T>(root: &Root, file: &str, read: impl Fn(&Row) -> T) -> Result<Vec<T>, 
     Ok(peermem_proc::rows(&text).map(|row| read(&row)).collect())
 }
 
-/// A field in words; nothing where the row has none.
+/// Returns a field as text, which is empty if the row has no such field.
 fn text(row: &Row, key: &str) -> String {
     row.text(key).unwrap_or_default().to_owned()
 }
 
-/// A field that is a number; 0 where the module knows none.
+/// Returns a field as a number, which is 0 if the module does not tell one.
 fn number(row: &Row, key: &str) -> u64 {
     row.number(key).unwrap_or(0)
 }
@@ -160,7 +160,7 @@ fn callback(row: &Row) -> Callback {
     }
 }
 
-/// Live registrations; those of the most bytes first.
+/// Returns the live registrations; those of the most bytes come first.
 pub fn registrations(root: &Root) -> Result<Vec<Registration>, Missing> {
     let mut rows = rows(root, "registrations", registration)?;
     if kernel::has_initial_pids(root) {
@@ -172,12 +172,12 @@ pub fn registrations(root: &Root) -> Result<Vec<Registration>, Missing> {
     Ok(rows)
 }
 
-/// The last refusals, oldest first.
+/// Returns the last refusals; the oldest comes first.
 pub fn failures(root: &Root) -> Result<Vec<Failure>, Missing> {
     rows(root, "failures", failure)
 }
 
-/// Free callbacks that run now; the oldest first.
+/// Returns the free callbacks that run now; the oldest comes first.
 pub fn callbacks(root: &Root) -> Result<Vec<Callback>, Missing> {
     let mut rows = rows(root, "callbacks", callback)?;
     rows.sort_by_key(|row| std::cmp::Reverse(row.age_ms));

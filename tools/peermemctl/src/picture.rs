@@ -15,7 +15,7 @@ const WIDTH: usize = 900;
 const MARGIN: usize = 20;
 const TOP: usize = 50;
 
-/// The picture.
+/// Draws the GPUs, the NICs and the ways between them as SVG.
 pub fn of(topo: &Topo) -> String {
     let rows = topo.gpus.len().max(topo.nics.len());
     let height = TOP + rows * ROW + MARGIN;

@@ -21,7 +21,7 @@ pub struct RdmaDevice {
 }
 
 impl RdmaDevice {
-    /// Whether one of its ports is active.
+    /// Returns whether one of the device's ports is active.
     pub fn is_active(&self) -> bool {
         self.ports.iter().any(|port| port.state == "ACTIVE")
     }
@@ -48,7 +48,7 @@ pub fn node(root: &Root, device: &str) -> Option<String> {
     nodes.find(|node| root.text_once(&format!("{VERBS}/{node}/ibdev")).is_ok_and(|name| name.trim() == device))
 }
 
-/// All RDMA devices, in the order of nvidia-smi: mlx5_2 before mlx5_10.
+/// Returns all RDMA devices in the order of nvidia-smi: mlx5_2 before mlx5_10.
 pub fn devices(root: &Root) -> Vec<RdmaDevice> {
     let mut names = root.names(CLASS);
     names
@@ -74,7 +74,7 @@ fn device(root: &Root, name: String) -> RdmaDevice {
     RdmaDevice { module: module.map(str::to_owned), name, pci, software, netdev, ports }
 }
 
-/// The module that registers memory, by the driver of the PCI function.
+/// Returns the module that registers memory, by the driver of the PCI function.
 pub fn memory_module(driver: &str) -> Option<&'static str> {
     Some(match driver {
         // The second is that of a sub-function.

@@ -42,7 +42,7 @@ pub enum Forbidden {
 impl Forbidden {
     const ALL: [Self; 2] = [Self::ByCgroup, Self::ByMode];
 
-    /// The errno.
+    /// Returns the name of the errno.
     pub fn text(self) -> &'static str {
         match self {
             Self::ByCgroup => "EPERM",
@@ -93,8 +93,8 @@ impl From<io::Error> for Missing {
 }
 
 impl Root {
-    /// `/` is this machine; anything else is a recorded tree, for which nothing is run and nothing
-    /// outside is read.
+    /// Returns a root for `dir`: `/` is this machine. Any other folder is a recorded tree, for
+    /// which nothing is run and nothing outside is read.
     pub fn new(dir: &Path) -> Self {
         Self {
             dir: dir.to_path_buf(),
@@ -105,23 +105,23 @@ impl Root {
         }
     }
 
-    /// A recorded machine that was unpacked into this folder.
+    /// Returns the root of a recorded machine that was unpacked into this folder.
     pub fn unpacked(dir: TempDir) -> Self {
         let root = Self::new(dir.path());
         Self { _unpacked: Some(dir), ..root }
     }
 
-    /// Whether this is the machine we run on.
+    /// Returns whether this is the machine that this program runs on.
     pub fn is_live(&self) -> bool {
         self.live
     }
 
-    /// The root itself.
+    /// Returns the path of the root itself.
     pub fn path(&self) -> &Path {
         &self.dir
     }
 
-    /// `path` (absolute on that machine) below the root.
+    /// Returns where `path`, which is absolute on that machine, lies below the root.
     pub fn at(&self, path: &str) -> PathBuf {
         if self.live {
             return self.dir.join(path.trim_start_matches('/'));
@@ -137,8 +137,8 @@ impl Root {
         self.dir.join(inside.join("/"))
     }
 
-    /// The content of a file; bytes that are no UTF-8 are replaced.
-    /// Of a long one, only the beginning: [`Root::cut`] names it then.
+    /// Reads a file, and replaces bytes that are no UTF-8. Reads only the beginning of a long file,
+    /// which [`Root::cut`] names then.
     pub fn text(&self, path: &str) -> Result<String, Missing> {
         if LONG.iter().any(|long| path.starts_with(long)) {
             return Ok(String::from_utf8_lossy(&self.bytes(path)?).into_owned());
@@ -179,12 +179,12 @@ impl Root {
         self.cut.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    /// The content of a one-line file, without the line's end.
+    /// Reads a file of one line, without the end of the line.
     pub fn line(&self, path: &str) -> Option<String> {
         self.text(path).ok().map(|text| text.trim().to_owned())
     }
 
-    /// The content of a file.
+    /// Reads a file as bytes.
     pub fn bytes(&self, path: &str) -> Result<Vec<u8>, Missing> {
         Ok(fs::read(self.at(path))?)
     }
@@ -235,7 +235,7 @@ impl Root {
         })
     }
 
-    /// Names in a directory, sorted; none if it cannot be read.
+    /// Returns the names in a directory, sorted; none if it cannot be read.
     pub fn names(&self, path: &str) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(self.at(path))
             .into_iter()
@@ -247,7 +247,7 @@ impl Root {
         names
     }
 
-    /// Whether something is there.
+    /// Returns whether something is there.
     pub fn exists(&self, path: &str) -> bool {
         self.at(path).exists()
     }
@@ -258,8 +258,8 @@ impl Root {
         fs::metadata(self.at(path)).is_ok_and(is_it)
     }
 
-    /// Why this process may not open a file to read and write, as the kernel would answer; nothing
-    /// is opened.
+    /// Returns why this process may not open a file to read and write, as the kernel would answer.
+    /// Nothing is opened.
     pub fn forbidden(&self, path: &str) -> Option<Forbidden> {
         if !self.live {
             let rows = self.text(&format!("{TOOLS}/{FORBIDDEN}")).unwrap_or_default();
@@ -273,7 +273,7 @@ impl Root {
         }
     }
 
-    /// Last component of where a link points, such as the driver's name of `.../driver`.
+    /// Returns the last component of a link's target, such as the driver's name of `.../driver`.
     pub fn link_name(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.at(path)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())
@@ -294,14 +294,15 @@ impl Root {
         self.names(&folder).into_iter().filter_map(target).collect()
     }
 
-    /// `path` with all links followed, as that machine would name it.
+    /// Returns `path` with all links followed, as that machine would name it.
     pub fn resolved(&self, path: &str) -> Option<String> {
         let whole = fs::canonicalize(self.at(path)).ok()?;
         let dir = fs::canonicalize(&self.dir).ok()?;
         Some(format!("/{}", whole.strip_prefix(dir).ok()?.to_string_lossy()))
     }
 
-    /// What a program prints. In a recorded tree: what it printed then.
+    /// Runs a program and returns what it prints. For a recorded tree, returns what the program
+    /// printed then.
     pub fn tool(&self, name: &str, args: &[&str]) -> Result<String, Silent> {
         if !self.live {
             return self.text(&format!("{TOOLS}/{}", recorded_name(name, args))).map_err(|_| Silent::Failed);
@@ -310,9 +311,9 @@ impl Root {
     }
 }
 
-/// What a program prints that ends within `limit`. One that does not is killed and left alone: who
-/// waits for a driver that stands still does not die of that, so waiting for its end would be
-/// waiting for the driver.
+/// Returns what a program prints that ends within `limit`. Kills a program that does not, and
+/// leaves it alone: a program that waits for a driver that stands still does not die of that, so to
+/// wait for its end would be to wait for the driver.
 fn printed(program: &mut Command, limit: Duration) -> Result<String, Silent> {
     const LOOK_AGAIN: Duration = Duration::from_millis(5);
     let start = Instant::now();
@@ -340,7 +341,7 @@ fn printed(program: &mut Command, limit: Duration) -> Result<String, Silent> {
     Err(Silent::Late(limit))
 }
 
-/// The file name under which a recorded tree keeps the output of a program.
+/// Returns the name of the file in which a recorded tree keeps the output of a program.
 pub fn recorded_name(name: &str, args: &[&str]) -> String {
     std::iter::once(name).chain(args.iter().copied()).collect::<Vec<_>>().join("_")
 }

@@ -6,7 +6,8 @@ use crate::pci::Device;
 use crate::rdma::RdmaDevice;
 use anyhow::{Context, Result};
 
-/// The GPU that `text` means: `0`, `0000:18:00.0`, `18:00.0`, or nvidia-smi's `00000000:18:00.0`.
+/// Returns the GPU that `text` means: `0`, `0000:18:00.0`, `18:00.0`, or nvidia-smi's
+/// `00000000:18:00.0`.
 pub fn gpu<'a>(machine: &'a Machine, text: &str) -> Result<&'a Device> {
     let gpus = machine.gpus();
     let found = match text.parse::<usize>() {
@@ -16,7 +17,7 @@ pub fn gpu<'a>(machine: &'a Machine, text: &str) -> Result<&'a Device> {
     found.with_context(|| format!("there is no GPU {text}; peermemctl topo lists those that there are"))
 }
 
-/// The NIC that `text` means: `mlx5_0`, `0`, or an address.
+/// Returns the NIC that `text` means: `mlx5_0`, `0`, or an address.
 pub fn nic<'a>(machine: &'a Machine, text: &str) -> Result<&'a RdmaDevice> {
     let by_index = || machine.rdma.get(text.parse::<usize>().ok()?);
     let is_at = |device: &&RdmaDevice| device.pci.as_deref().is_some_and(|address| is_address(address, text));
@@ -26,7 +27,8 @@ pub fn nic<'a>(machine: &'a Machine, text: &str) -> Result<&'a RdmaDevice> {
         .with_context(|| format!("there is no NIC {text}; peermemctl topo lists those that there are"))
 }
 
-/// Whether `text` is `address`, with more zeros in front of the domain, or without one.
+/// Returns whether `text` means `address`: it may have more zeros in front of the domain, or no
+/// domain.
 fn is_address(address: &str, text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     let short = text.trim_start_matches('0');

@@ -30,7 +30,7 @@ pub struct Wanted<'a> {
     pub bandwidth: bool,
 }
 
-/// Runs both ways. An error means that not even a try was possible.
+/// Runs all ways. An error means that not even a try was possible.
 pub fn run(machine: &Machine, wanted: &Wanted) -> Result<Selftest> {
     let chosen = select::gpu(machine, wanted.gpu.unwrap_or("0"))?;
     let rdma = match wanted.nic {
@@ -69,7 +69,8 @@ pub fn run(machine: &Machine, wanted: &Wanted) -> Result<Selftest> {
     Ok(Selftest { level: worst(&ways), gpu: name, nic: rdma.name.clone(), bytes: SIZE as u64, ways })
 }
 
-/// A way that is not possible here counts for nothing, unless no other is.
+/// Returns the worst level of all ways. A way that is not possible here does not count; if no way
+/// is possible, the result is a failure.
 fn worst(ways: &[SelftestWay]) -> Level {
     ways.iter().map(|way| way.level).filter(|level| *level != Level::Skip).max().unwrap_or(Level::Fail)
 }
@@ -87,7 +88,7 @@ fn failed(way: Way, level: Level, message: String) -> SelftestWay {
     }
 }
 
-/// The word for a way in the answer.
+/// Returns the word for a way in the answer.
 fn name(way: Way) -> &'static str {
     match way {
         Way::PeerMemory => "peer-memory",

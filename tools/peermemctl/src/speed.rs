@@ -5,7 +5,7 @@ use crate::machine::Machine;
 use crate::pci::{Device, Link};
 use crate::rdma::RdmaDevice;
 
-/// Bytes per second of a PCIe link; `None` where its speed is no number.
+/// Returns the bytes per second of a PCIe link, or `None` if its speed is no number.
 fn pcie(link: &Link, speed: &str) -> Option<f64> {
     // "32.0 GT/s PCIe": transfers of one bit on each lane.
     let rate: f64 = speed.split(' ').next()?.parse().ok()?;
@@ -18,7 +18,7 @@ fn pcie(link: &Link, speed: &str) -> Option<f64> {
     (link.width > 0 && rate > 0.0).then(|| rate * 1e9 * f64::from(link.width) * coding / 8.0)
 }
 
-/// Bytes per second of a NIC's fastest active port: "400 Gb/sec (4X NDR)".
+/// Returns the bytes per second of a NIC's fastest active port: "400 Gb/sec (4X NDR)".
 fn port(nic: &RdmaDevice) -> Option<f64> {
     let active = nic.ports.iter().filter(|port| port.state == "ACTIVE");
     let rates = active.filter_map(|port| port.rate.split(' ').next()?.parse::<f64>().ok());

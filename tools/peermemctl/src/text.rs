@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Numbers in words.
 
-/// Bytes with a binary unit: `1.5 GiB`.
+/// Formats bytes with a binary unit: `1.5 GiB`.
 pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;
@@ -18,7 +18,7 @@ pub fn bytes(bytes: u64) -> String {
     }
 }
 
-/// `1 registration`, `2 registrations`.
+/// Counts things in words: `1 registration`, `2 registrations`.
 pub fn count(n: impl TryInto<u64>, what: &str) -> String {
     match n.try_into().unwrap_or(u64::MAX) {
         1 => format!("1 {what}"),
@@ -27,7 +27,8 @@ pub fn count(n: impl TryInto<u64>, what: &str) -> String {
     }
 }
 
-/// `GPU a`, `2 GPUs (a, b)`, `8 GPUs (a, b, ...)`; `None` for none.
+/// Counts and names things: `GPU a`, `2 GPUs (a, b)`, `8 GPUs (a, b, ...)`. Returns `None` for
+/// none.
 pub fn named<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     let names: Vec<&str> = names.collect();
     match names.as_slice() {
@@ -40,7 +41,7 @@ pub fn named<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Option<Str
     }
 }
 
-/// A duration in milliseconds: `1.5 s`, `3 min`.
+/// Formats a duration in milliseconds: `1.5 s`, `3 min`.
 pub fn duration(ms: u64) -> String {
     match ms {
         0..1000 => format!("{ms} ms"),
@@ -51,7 +52,7 @@ pub fn duration(ms: u64) -> String {
     }
 }
 
-/// Name and text of an errno that the module may answer with.
+/// Returns name and text of an errno that the module may answer with.
 pub fn errno(errno: i32) -> String {
     let (name, text) = match errno {
         5 => ("EIO", "Input/output error"),
@@ -67,7 +68,7 @@ pub fn errno(errno: i32) -> String {
     format!("{name} ({text})")
 }
 
-/// Seconds since 1970 as date and time, UTC.
+/// Formats seconds since 1970 as date and time in UTC.
 pub fn time(seconds: f64) -> String {
     let ms = (seconds * 1000.0) as u64;
     let (days, ms) = (ms / 86_400_000, ms % 86_400_000);
@@ -83,7 +84,7 @@ pub fn time(seconds: f64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{:03}Z", ms % 1000)
 }
 
-/// Seconds since 1970 as a time of day, UTC.
+/// Formats seconds since 1970 as a time of day in UTC.
 pub fn clock(seconds: f64) -> String {
     time(seconds).get(11..19).unwrap_or_default().to_owned()
 }

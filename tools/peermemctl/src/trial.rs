@@ -165,7 +165,8 @@ fn reason(root: &Root, error: &anyhow::Error, before: &Before, at: u64) -> Strin
     }
 }
 
-/// The row of our own refusal. In a container the module knows us by another number than we do.
+/// Returns the row of our own refusal. In a container the module knows this process by another
+/// number than the process itself does.
 fn own(rows: &[Failure], known: u64, at: u64, has_initial_pids: bool) -> Option<&Failure> {
     let by_us = |row: &&Failure| !has_initial_pids || row.pid == std::process::id();
     rows.iter().filter(by_us).rfind(|row| row.seq > known && row.va == at)

@@ -34,7 +34,8 @@ pub const SUCCESS: u32 = 0;
 /// That of a request that was not tried, as one before it failed.
 pub const FLUSHED: u32 = 5;
 
-/// A status as `ibv_wc_status_str()` would name the frequent ones.
+/// Returns the words for a status, which for the frequent ones are close to those of
+/// `ibv_wc_status_str()`.
 pub fn status_words(status: u32) -> String {
     let words = match status {
         SUCCESS => "success",
@@ -209,7 +210,7 @@ impl Op {
         }
     }
 
-    /// What follows the remote address in a request.
+    /// Returns the words that follow the remote address in a request.
     fn words(self, rkey: u32) -> [u64; 10] {
         // The key is the first half of a word, whatever the byte order.
         let [a, b, c, d] = rkey.to_ne_bytes();
@@ -265,7 +266,7 @@ impl Verbs {
         Ok(Self { before: Some(libloading::os::unix::Library::this().into()), ..Self::open()? })
     }
 
-    /// A function of the library.
+    /// Returns a function of the library.
     ///
     /// # Safety
     ///
@@ -334,7 +335,7 @@ unsafe impl Send for Device<'_> {}
 unsafe impl Sync for Device<'_> {}
 
 impl<'a> Device<'a> {
-    /// The same device, which was asked what it can do.
+    /// Asks the device what it can do, and returns it with the answer.
     fn asked(mut self) -> Result<Self> {
         type Query = unsafe extern "C" fn(*mut RawContext, *mut DeviceAttributes) -> c_int;
         let mut attributes = DeviceAttributes { before: [0; 164], atomics: 0, rest: [0; 344] };
@@ -350,12 +351,12 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// Whether it has atomic operations.
+    /// Returns whether the device has atomic operations.
     pub fn has_atomics(&self) -> bool {
         self.atomics
     }
 
-    /// What memory is registered for.
+    /// Returns the access that memory is registered for.
     fn access(&self) -> c_int {
         if self.atomics {
             ACCESS | REMOTE_ATOMIC
@@ -364,7 +365,7 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// A protection domain.
+    /// Allocates a protection domain.
     pub fn domain(&'a self) -> Result<Domain<'a>> {
         // SAFETY: Type of the header; the context is open.
         let raw = unsafe {
@@ -402,7 +403,7 @@ fn give_back(verbs: &Verbs, name: &str, raw: *mut c_void) -> io::Result<()> {
     }
 }
 
-/// The same where nobody can be told but the user.
+/// Gives back as [`give_back`] does, where nobody but the user can be told of an error.
 fn destroy(verbs: &Verbs, name: &str, raw: *mut c_void) {
     if let Err(error) = give_back(verbs, name, raw) {
         eprintln!("peermemctl: {name}: {error}");
@@ -453,8 +454,8 @@ impl<'a> Domain<'a> {
         self.region(raw)
     }
 
-    /// Registers it for Data Direct: the NIC reaches the GPU by a PCI function of its own below the
-    /// GPU's switch. libmlx5 alone has that.
+    /// Registers the dma-buf for Data Direct: the NIC reaches the GPU by a PCI function of its own
+    /// below the GPU's switch. libmlx5 alone has that.
     pub fn register_data_direct(
         &'a self,
         fd: BorrowedFd,
@@ -483,12 +484,12 @@ impl<'a> Domain<'a> {
         Ok(Region { verbs: self.device.verbs, raw: Some(raw), _domain: self })
     }
 
-    /// A queue pair connected to itself: it takes least memory.
+    /// Connects a queue pair to itself, which takes least memory.
     pub fn loopback(&'a self, port: &PortAddress) -> Result<Loopback<'a>> {
         self.connected(port, false)
     }
 
-    /// Two queue pairs connected to each other: the one that asks learns why the other refused.
+    /// Connects two queue pairs to each other: the one that asks learns why the other refused.
     pub fn pair(&'a self, port: &PortAddress) -> Result<Loopback<'a>> {
         self.connected(port, true)
     }
@@ -580,7 +581,7 @@ impl Region<'_> {
         self.raw.map_or((0, 0), |raw| unsafe { ((*raw).lkey, (*raw).rkey) })
     }
 
-    /// Ends it.
+    /// Deregisters the region.
     pub fn deregister(mut self) -> io::Result<()> {
         self.raw.take().map_or(Ok(()), |raw| give_back(self.verbs, "ibv_dereg_mr", raw.cast()))
     }
@@ -633,7 +634,8 @@ impl PortAddress {
     }
 }
 
-/// `0000:0000:0000:0000:0000:ffff:0a00:020f`; all zeros is no address.
+/// Parses a global address such as `0000:0000:0000:0000:0000:ffff:0a00:020f`. All zeros are no
+/// address.
 fn parse_gid(text: &str) -> Option<[u8; 16]> {
     let mut gid = [0; 16];
     let mut parts = text.split(':');
@@ -672,7 +674,7 @@ pub struct Loopback<'a> {
 pub type At<'a, 'b> = (&'a Region<'b>, u64);
 
 impl Loopback<'_> {
-    /// Has requests end within `patience`.
+    /// Sets the time within which requests end.
     pub fn within(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
@@ -740,8 +742,8 @@ impl Loopback<'_> {
         self.run(Op::Write, from, to, length)
     }
 
-    /// Does `op` between a local and a remote place, and waits until that is done. The local one is
-    /// the source, but of a read, and of an atomic, which leaves there what it found.
+    /// Does `op` between a local and a remote place, and waits until that is done. The local place
+    /// is the source, except for a read, and for an atomic, which leaves there what it found.
     pub fn run(&self, op: Op, local: At, remote: At, length: u32) -> Result<()> {
         match self.attempt(op, local, remote, length)? {
             SUCCESS => Ok(()),
@@ -749,8 +751,8 @@ impl Loopback<'_> {
         }
     }
 
-    /// The same, and with which work completion status it ended. After another one than [`SUCCESS`]
-    /// every request fails.
+    /// Runs a request as [`Loopback::run`] does, and returns the work completion status with which
+    /// it ended. After another status than [`SUCCESS`] every request fails.
     pub fn attempt(&self, op: Op, local: At, remote: At, length: u32) -> Result<u32> {
         let has_receive = matches!(op, Op::Send);
         if has_receive {
@@ -766,8 +768,8 @@ impl Loopback<'_> {
         Ok(if first == SUCCESS { second } else { first })
     }
 
-    /// Writes `size` bytes from `from` to `to` in pieces, again and again for as long as `span`;
-    /// bytes per second.
+    /// Writes `size` bytes from `from` to `to` in pieces, again and again for as long as `span`.
+    /// Returns the bytes per second.
     pub fn rate(&self, from: At, to: At, size: u64, piece: u32, span: Duration) -> Result<f64> {
         let step = u64::from(piece);
         let start = Instant::now();
@@ -779,8 +781,8 @@ impl Loopback<'_> {
     }
 
     /// Writes `size` bytes from `from` to `to` in pieces, again and again while `go_on` says so,
-    /// which is told the number of writes that are done. That number, and the status of the first
-    /// write that failed, or [`SUCCESS`].
+    /// which is told the number of writes that are done. Returns that number, and the status of the
+    /// first write that failed, or [`SUCCESS`].
     pub fn stream(
         &self,
         from: At,
@@ -854,7 +856,7 @@ impl Loopback<'_> {
         }
     }
 
-    /// Waits until one request more has ended; its status.
+    /// Waits until one more request has ended, and returns its status.
     fn ended(&self) -> Result<u32> {
         type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut Completion) -> c_int;
         // SAFETY: The provider filled this place of the context with a function of this type.

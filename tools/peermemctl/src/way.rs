@@ -544,7 +544,8 @@ fn is_coherent(machine: &Machine, gpu: &Device) -> Option<bool> {
     (is_x86 || setting.virtual_machine.is_none()).then_some(false)
 }
 
-/// mlx5 registers dma-bufs as on-demand paging does.
+/// Judges whether mlx5 can register dma-bufs: it does so by on-demand paging, which the kernel must
+/// be built with.
 fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
     const OPTION: &str = "CONFIG_INFINIBAND_ON_DEMAND_PAGING";
     let fine = Judged::Yes(String::new());
@@ -564,7 +565,8 @@ fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
     }
 }
 
-/// On new kernels the open driver exports addresses that a translating IOMMU does not know.
+/// Judges whether the NIC can use the addresses that the GPU driver exports: on new kernels the
+/// open driver exports addresses that a translating IOMMU does not know.
 pub fn untranslated(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     let fine = Judged::Yes(String::new());
     // Memory with a `struct page` is mapped as the CPU's is.
@@ -788,9 +790,9 @@ fn not_overridden(machine: &Machine) -> &'static str {
     }
 }
 
-/// Judges whether a function for Data Direct may have memory of a GPU: that function attaches the dma-buf,
-/// and not the NIC's own (mlx5_ib's reg_user_mr_dmabuf_by_data_direct()). Which NIC each belongs to is in
-/// its product data, which root sees.
+/// Judges whether a function for Data Direct may have memory of a GPU: that function attaches the
+/// dma-buf, and not the NIC's own (mlx5_ib's reg_user_mr_dmabuf_by_data_direct()). Product data,
+/// which root sees, says which NIC each function belongs to.
 fn reaches_directly(machine: &Machine, gpu: &Device) -> Judged {
     let fine = Judged::Yes("a ConnectX has a function for Data Direct".to_owned());
     if is_coherent(machine, gpu) != Some(true) || topology_is_free(machine) {

@@ -32,8 +32,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Whether it holds what nobody will use again: the process is gone, or another one
-    /// deregistered it.
+    /// Returns whether the process holds what nobody will use again: it is gone, or another process
+    /// deregistered one of its registrations.
     pub(super) fn is_stale(&self) -> bool {
         self.alive == Some(false) || self.registrations.iter().any(|row| row.state == "orphan")
     }

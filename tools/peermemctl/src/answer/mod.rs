@@ -77,7 +77,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// What the program exits with.
+    /// Returns the exit code that the program ends with after this answer.
     pub fn exit_code(&self) -> u8 {
         let level = match self {
             Self::Status(status) => return status.outcome.exit_code(),
@@ -95,8 +95,9 @@ impl Answer {
     }
 }
 
-/// The rows of one of the module's files, or why it cannot be read. Of the rest of the machine,
-/// nothing is looked at as long as there are rows: the reason for a refusal is there at once.
+/// Returns the rows of one of the module's files, or an error that says why the file cannot be
+/// read. Looks at the rest of the machine only when there are no rows, so that the reason for a
+/// refusal is there at once.
 fn told<T>(root: &Root, rows: Result<T, Missing>) -> Result<T> {
     let missing = match rows {
         Ok(rows) => return Ok(rows),

@@ -55,15 +55,15 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Whether the GPU driver refuses it.
+    /// Returns whether the GPU driver refuses the pair.
     pub fn is_refused(&self) -> bool {
         self.driver_says.as_deref() == Some("unsupported")
     }
 }
 
 impl Topo {
-    /// A warning, as doctor's, if the driver refuses two, ACS redirects, or a GPU has no NIC
-    /// nearby.
+    /// Returns a warning, as doctor does, if the driver refuses a pair, ACS redirects, or a GPU has
+    /// no NIC nearby.
     pub(super) fn level(&self) -> Level {
         let hindered = |pair: &Pair| !pair.acs_redirects.is_empty() || pair.is_refused();
         let far = |gpu: &Place| {

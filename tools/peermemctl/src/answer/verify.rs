@@ -83,7 +83,7 @@ pub struct VerifyWay {
 }
 
 impl VerifyWay {
-    /// One of which nothing is known yet.
+    /// Returns the result of a way of which nothing is known yet.
     pub fn of(way: Way) -> Self {
         Self {
             way,
@@ -104,7 +104,7 @@ impl VerifyWay {
         }
     }
 
-    /// One that was not tried.
+    /// Returns the result of a way that was not tried.
     pub fn skipped(way: Way, message: String) -> Self {
         Self { level: Level::Skip, message: Some(message), ..Self::of(way) }
     }
@@ -161,7 +161,7 @@ pub struct VerifyCheck {
 }
 
 impl Verify {
-    /// One of which nothing is known yet.
+    /// Returns the result of a run of which nothing is known yet.
     pub fn begun(begun: String, seed: u64) -> Self {
         Self {
             level: Level::Ok,
@@ -178,8 +178,9 @@ impl Verify {
         }
     }
 
-    /// Of the ways: as `check`'s. Of `--module`: 0: everything was tried and held; 1: something was not
-    /// tried; 2: something does not hold; 3: no check of the module could be tried.
+    /// Returns the exit code. A run that tried the ways has the codes of `check`. A run with
+    /// `--module` has 0 if everything was tried and held, 1 if something was not tried, 2 if
+    /// something does not hold, and 3 if no check of the module could be tried.
     pub fn exit_code(&self) -> u8 {
         match (self.outcome(), self.level, self.missing.is_empty()) {
             (Some(outcome), ..) => outcome.exit_code(),
@@ -196,7 +197,7 @@ impl Verify {
         of_pairs(&self.pairs).map(|outcome| if hung { Outcome::NotUsable } else { outcome })
     }
 
-    /// The worst that counts.
+    /// Returns the worst level of all results that count.
     pub fn worst(&self) -> Level {
         if let Some(outcome) = self.outcome() {
             return outcome.level();

@@ -33,8 +33,8 @@ pub struct Tick {
 }
 
 impl Tick {
-    /// Broken while a free callback is stuck, a warning if something was refused since the last
-    /// look or is an orphan.
+    /// Returns a failure while a free callback is stuck, and a warning if something was refused
+    /// since the last look or a registration is an orphan.
     pub(super) fn level(&self) -> Level {
         if self.oldest_callback_ms >= peermem::STUCK_MS {
             Level::Fail

@@ -112,8 +112,8 @@ pub struct Verdict {
     pub set: Option<String>,
 }
 
-/// Each pair of a GPU and a NIC with an active port, which is what all of them look for. Software
-/// devices are left out: with them the CPU moves every byte.
+/// Returns each pair of a GPU and a NIC with an active port, which is what all programs look for.
+/// Leaves out software devices: with them the CPU moves every byte.
 pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
     let mut pairings = Vec::new();
     for gpu in machine.gpus().into_iter().filter(|gpu| machine.was_given_gpu(gpu) != Some(false)) {
@@ -134,7 +134,7 @@ pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
     pairings
 }
 
-/// What each program does with each GPU and NIC.
+/// Returns what each program does with each GPU and NIC.
 pub fn verdicts(machine: &Machine, environment: &Environment) -> Vec<Verdict> {
     let pairings = pairings(machine);
     let of = |consumer: &&'static Consumer| -> Vec<Verdict> {
@@ -232,7 +232,7 @@ impl Consumer {
         first.or_else(|| (self.unsure)(environment))
     }
 
-    /// Returns the same as one row of the report.
+    /// Judges a GPU and a NIC as `does` does, as one row of the report.
     fn judge(&self, pairing: &Pairing, machine: &Machine, environment: &Environment) -> Verdict {
         let (direct, direct_by, because, set) = match self.does(pairing, machine, environment) {
             Does::Direct(way, seen) => (Some(true), Some(way), seen, None),
@@ -252,8 +252,8 @@ impl Consumer {
     }
 }
 
-/// Returns what opens a way that is closed for a GPU and a NIC; `None`: what makes the module work
-/// does.
+/// Returns what opens a way that is closed for a GPU and a NIC. `None` means that what makes the
+/// module work opens it.
 fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     let gpu = pairing.gpu;
     if let Some((_, cure)) = machine.refusal(gpu) {
@@ -313,8 +313,8 @@ fn as_it_is(_: &Pairing, _: &Environment, way: Way) -> Way {
     way
 }
 
-/// What all of them look at: a file by which they know the module, or dma-buf, which they prefer.
-/// `wanted` says whether they may use dma-buf, or what keeps them from it.
+/// Judges what all programs look at: a file by which they know the module, and dma-buf, which they
+/// prefer. `wanted` says whether the program may use dma-buf, or what keeps it from it.
 fn by_file(machine: &Machine, files: &[&str], wanted: Result<(), Keeps>, offered: &Judged, else_it: &str) -> Registers {
     if wanted.is_ok() && offered.is_yes() {
         return Registers::By(Way::DmaBuf, "the kernel, the GPU's and the NIC's driver offer dma-buf".to_owned());
@@ -343,7 +343,8 @@ struct Keeps {
 }
 
 impl Keeps {
-    /// A variable of the environment.
+    /// Returns a variable of the environment that keeps a program from dma-buf, and how to unset
+    /// it.
     fn by(name: &str, value: &str) -> Self {
         Self { words: format!("{name}={value}"), cure: format!("unset {name}") }
     }

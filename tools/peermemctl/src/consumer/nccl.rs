@@ -95,8 +95,8 @@ enum Number {
 }
 
 impl Number {
-    /// Reads it as strtoll() with base 0 does; what follows the number does not matter. `None`: it is empty,
-    /// and ignored.
+    /// Reads a value as strtoll() with base 0 does; what follows the number does not matter.
+    /// Returns `None` for an empty value, which NCCL ignores.
     fn parse(value: &str) -> Option<Self> {
         if value.is_empty() {
             return None;
@@ -124,7 +124,7 @@ impl Number {
     }
 }
 
-/// Whether it may use dma-buf, or the variable that says no.
+/// Returns whether NCCL may use dma-buf, or the variable that forbids it.
 fn dma_buf(environment: &Environment) -> Result<(), Keeps> {
     match Number::of("NCCL_DMABUF_ENABLE", environment) {
         Some((Number::Is(0), value, _)) => Err(Keeps::by("NCCL_DMABUF_ENABLE", value)),
@@ -132,7 +132,7 @@ fn dma_buf(environment: &Environment) -> Result<(), Keeps> {
     }
 }
 
-/// Variables that take the NIC away.
+/// Returns why a variable takes the NIC away, if one does.
 fn off(pairing: &Pairing, environment: &Environment) -> Option<Refusal> {
     let refusal = |name: &str, value: &str, place: &str, set: String| Refusal {
         because: format!("{name}={value} takes {} away", pairing.nic.name),
@@ -258,7 +258,8 @@ impl Path {
         Self::NAMES.iter().find(|(_, path)| *path == self).map_or("", |(name, _)| name)
     }
 
-    /// NCCL knows no host bridges, only the processors' NUMA nodes.
+    /// Returns the path between a GPU and a NIC as NCCL sees it: NCCL knows no host bridges, only
+    /// the processors' NUMA nodes.
     fn between(pairing: &Pairing, environment: &Environment) -> Self {
         let apart = by_topology(pairing, environment).and_then(Result::ok);
         match apart.map_or(pairing.distance, |apart| apart.distance) {
@@ -270,7 +271,8 @@ impl Path {
         }
     }
 
-    /// What NCCL_NET_GDR_LEVEL says; `None` for what NCCL does not understand, and ignores.
+    /// Parses a value of NCCL_NET_GDR_LEVEL. Returns `None` for what NCCL does not understand, and
+    /// ignores.
     fn parse(value: &str) -> Option<Self> {
         let named = Self::NAMES.iter().find(|(name, _)| *name == value).map(|(_, path)| *path);
         let digits: String = value.chars().take_while(char::is_ascii_digit).collect();

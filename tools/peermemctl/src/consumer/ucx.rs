@@ -111,7 +111,8 @@ fn takes(list: &str, nic: &RdmaDevice) -> bool {
     })
 }
 
-/// Returns the same by what every version understands: `NAME:PORT` alone.
+/// Returns whether UCX_NET_DEVICES takes a NIC by what every version understands: `NAME:PORT`
+/// alone.
 fn takes_as_ever(list: &str, nic: &RdmaDevice) -> bool {
     is_taken(list, nic, |entry, name, port| entry.split_once(':') == Some((name, port)))
 }

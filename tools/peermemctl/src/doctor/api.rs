@@ -247,8 +247,9 @@ fn loaded_core(machine: &Machine) -> bool {
         || machine.has_symbol("ib_umem_dmabuf_get") == Some(true)
 }
 
-/// What the loader says, after it has refused the module, when that was built against another core
-/// than the one that is loaded. Before that, `module.versions` compares what files say.
+/// Reports that the kernel refused the module because it was built against another core than the
+/// loaded one, if the kernel log says so. Before any try to load it, `module.versions` compares
+/// what the files say.
 fn version_mismatch(machine: &Machine) -> Option<Check> {
     if machine.loaded.is_some() {
         return None;
@@ -268,8 +269,8 @@ fn version_mismatch(machine: &Machine) -> Option<Check> {
     )
 }
 
-/// Whether the drivers of the RDMA devices let peers answer. A driver of the kernel's own next to
-/// an OFED core does not.
+/// Checks whether the drivers of the RDMA devices let peers answer. A driver of the kernel's own
+/// next to an OFED core does not.
 fn drivers(machine: &Machine) -> Vec<Check> {
     const ID: &str = "api.driver";
     let Some(release) = machine.release.as_deref() else { return Vec::new() };
@@ -319,7 +320,8 @@ fn drivers(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-/// Whether the driver of `device` asks: its module and file; or why that cannot be told.
+/// Returns the module and the file of the driver of `device`, and whether it asks peers for memory;
+/// or why that cannot be told.
 fn asks(machine: &Machine, release: &str, device: &RdmaDevice) -> Result<(String, String, bool), String> {
     let module = device.module.as_deref().ok_or("its driver is not known to this program")?;
     let path = module_file::chosen(machine.root, release, module)

@@ -32,7 +32,7 @@ const ORDER: [&[&str]; 6] = [
 /// While these last, the GPU driver stands still.
 const STANDS_STILL: [&str; 2] = ["log.hung", "clients.callbacks"];
 
-/// The failures that keep what `id` is about from working, the first ones first.
+/// Returns the failures that keep what `id` is about from working, the first ones first.
 fn causes(id: &str) -> Vec<&'static str> {
     let all = || ORDER.iter().flat_map(|group| group.iter().copied());
     let hangs = ["module.", "clients.", "registrations.", "refusals.", "gpus.answers", "consumers."];
@@ -95,9 +95,10 @@ fn share(checks: &mut [&mut Check]) {
     }
 }
 
-/// The finding to begin with: of those that follow from no other the worst, and of these the one
-/// whose end unblocks most. What comes earlier in [`ORDER`] unblocks all that comes later, whatever
-/// else is wrong there; a finding that another one follows from ranks with that.
+/// Returns the finding to begin with: of those that follow from no other finding the worst, and of
+/// several such the one that unblocks most when it is repaired. What comes earlier in [`ORDER`]
+/// unblocks all that comes later, whatever else is wrong there. A finding that another one follows
+/// from ranks with that one.
 pub fn first<'a>(checks: &[&'a Check]) -> Option<&'a Check> {
     let place = |id: &str| ORDER.iter().position(|group| group.contains(&id)).unwrap_or(ORDER.len());
     let rank = |check: &Check| {

@@ -73,7 +73,8 @@ fn registered(machine: &Machine) -> Check {
     }
 }
 
-/// Modules that use the one that exports the API, and are neither ours nor RDMA drivers.
+/// Returns the modules that use the one that exports the API, and are neither ours nor RDMA
+/// drivers.
 fn holders(machine: &Machine) -> Vec<String> {
     let owner = machine.symbols.as_ref().ok().and_then(|symbols| symbols.get(REGISTER));
     let Some(Some(owner)) = owner else { return Vec::new() };
@@ -194,7 +195,7 @@ fn put_errors(stats: &Stats) -> Check {
         .seen("put_errors, total.lost and total.lost_bytes in /proc/driver/nvidia-peermem/stats")
 }
 
-/// Figures that say something as soon as they are not zero, though of none a value is wrong by
+/// Returns the figures that say something as soon as they are not zero, though none is wrong by
 /// itself.
 fn figures(stats: &Stats) -> Vec<String> {
     let mut figures = Vec::new();
@@ -222,7 +223,8 @@ fn figures(stats: &Stats) -> Vec<String> {
     figures
 }
 
-/// The freeing thread waits in the kernel, where no signal ends it (docs/safety.md#endless-fence).
+/// Says what ends a free callback that is stuck: the freeing thread waits in the kernel, where no
+/// signal ends the wait (docs/safety.md#endless-fence).
 fn stuck_fix(machine: &Machine) -> String {
     let row = machine.callbacks.as_ref().ok().and_then(|rows| rows.first());
     let Some(row) = row else {

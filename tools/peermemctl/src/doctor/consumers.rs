@@ -23,7 +23,7 @@ pub fn checks(machine: &Machine, environment: &Environment) -> Vec<Check> {
     checks
 }
 
-/// What one program does with each GPU, and the nearest NIC that it uses.
+/// Judges what one program does with each GPU and the nearest NIC that it uses.
 fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pairings: &[Pairing]) -> Vec<Check> {
     let name = format!("{}: GPUDirect {}", consumer.name, environment.judged_for());
     // The directory is the core's, and new kernels have it no more: nothing on this machine fixes
@@ -196,7 +196,8 @@ fn without_pairs(
     }
 }
 
-/// The validator greps lsmod for the module's name.
+/// Checks whether the GPU Operator's validator finds the module, whose name it looks for in the
+/// output of lsmod.
 fn operator(machine: &Machine) -> Check {
     const ID: &str = "consumers.operator";
     let seen = "nvidia_peermem in /proc/modules, as lsmod prints it";

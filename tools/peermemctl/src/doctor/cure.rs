@@ -169,7 +169,7 @@ pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
     }
 }
 
-/// Puts the cure for this kind of machine in the place of each.
+/// Replaces the cure of each check by the one for this kind of machine.
 pub fn choose(machine: &Machine, sections: &mut [Section]) {
     for check in sections.iter_mut().flat_map(|section| &mut section.checks) {
         check.fix = check.fix.take().map(|fix| chosen(machine, check.id, &fix));

@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::module_file::{self, Maker};
 use crate::nvidia::{self, Flavour};
 
-/// What fixes a closed nvidia.ko's refusal, wherever it was seen.
+/// Says what helps when a closed nvidia.ko refuses the module, wherever the refusal was seen.
 pub(super) fn no_gpl_imports(machine: &Machine) -> String {
     const LITE: &str = "make deps && make KERNEL_CRATE=lite && make install, a build without GPL-only imports";
     if machine.setting.driver_container {
@@ -131,7 +131,8 @@ pub(super) fn why_not_loaded(machine: &Machine) -> NotLoaded {
     }
 }
 
-/// The closed nvidia.ko does not take modules that import GPL-only symbols.
+/// Checks whether nvidia.ko takes our module: the closed nvidia.ko takes no modules that import
+/// GPL-only symbols.
 fn licence(machine: &Machine, flavour: Option<Flavour>) -> Check {
     const ID: &str = "driver.licence";
     let refused = machine.log.iter().flatten().rev().find(|line| {

@@ -26,7 +26,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-/// What libibverbs opens.
+/// Checks whether the device nodes are there that libibverbs opens.
 fn nodes(machine: &Machine) -> Option<Check> {
     const CONTAINER: &str =
         "start this container with --device=/dev/infiniband (Kubernetes: with what the RDMA device plugin offers)";
@@ -58,13 +58,14 @@ fn nics<'a>(machine: &'a Machine) -> Vec<(&'a RdmaDevice, &'a Device)> {
     machine.rdma.iter().filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?))).collect()
 }
 
-/// NICs and GPUs, NICs that are software over a network interface too: sort, name, PCI function.
+/// Returns the kind, the name and the PCI function of each NIC and GPU, and of NICs that are
+/// software over a network interface, too.
 fn with_software<'a>(machine: &'a Machine) -> Vec<(Kind, &'a str, &'a Device)> {
     let nics = nics(machine).into_iter().map(|(device, nic)| (Kind::Nic, device.name.as_str(), nic));
     nics.chain(machine.gpus().into_iter().map(|gpu| (Kind::Gpu, gpu.address.as_str(), gpu))).collect()
 }
 
-/// What the GPU driver says of each GPU and NIC that met in a registration.
+/// Reports what the GPU driver says of each GPU and NIC that met in a registration.
 fn pairs(machine: &Machine) -> Vec<Check> {
     const ID: &str = "fabric.pairs";
     let pairs = machine.stats.as_ref().ok().into_iter().flat_map(|stats| stats.pairs());
@@ -89,7 +90,7 @@ fn pairs(machine: &Machine) -> Vec<Check> {
         .collect()
 }
 
-/// For each GPU the nearest NIC, and what lies between them.
+/// Reports the nearest NIC of each GPU, and what lies between the two.
 fn ways(machine: &Machine) -> Vec<Check> {
     const ID: &str = "fabric.distance";
     let mut checks = Vec::new();
@@ -142,7 +143,8 @@ fn ways(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-/// ACS on the way from a GPU to the NICs that share a switch with it.
+/// Checks whether ACS redirects traffic on the way from a GPU to the NICs that share a switch with
+/// it.
 fn redirected(machine: &Machine, gpu: &Device) -> Option<Check> {
     const ID: &str = "fabric.acs";
     let ways: Vec<_> =
@@ -257,7 +259,7 @@ fn iommu(machine: &Machine) -> Vec<Check> {
     .seen(seen)]
 }
 
-/// Links narrower or slower than both ends could be.
+/// Checks for links that are narrower or slower than both ends could be.
 fn links(machine: &Machine) -> Vec<Check> {
     const ID: &str = "fabric.link";
     let mut checks = Vec::new();
@@ -299,8 +301,8 @@ fn links(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-/// Writes that may not overtake each other are slower on some platforms; the kernel switches it off
-/// on those where it is broken.
+/// Checks whether devices may mark their writes as free to overtake each other. Writes that may not
+/// are slower on some platforms. The kernel switches this off on platforms where it is broken.
 fn relaxed_ordering(machine: &Machine) -> Vec<Check> {
     let states = with_software(machine).into_iter().filter_map(|(kind, name, device)| {
         let (address, label) = (&device.address, format!("{} {name}", kind.text()));

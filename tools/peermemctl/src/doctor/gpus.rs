@@ -48,7 +48,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-/// Whether the GPU driver answers a program that asks.
+/// Reports that the GPU driver does not answer a program in time.
 fn answers(silent: Silent) -> Option<Check> {
     let Silent::Late(limit) = silent else { return None };
     let message = format!(
@@ -62,8 +62,9 @@ fn answers(silent: Silent) -> Option<Check> {
     )
 }
 
-/// Bytes of a GPU's BAR1 that registrations take: where those of one process overlap, they share
-/// its place there. Nothing tells whether memory was freed and another lies at its address now.
+/// Returns how many bytes of a GPU's BAR1 registrations take. Where those of one process overlap,
+/// they share their place in BAR1. Nothing tells whether memory was freed and other memory lies at
+/// its address now.
 fn pinned(rows: &[Registration], gpu: &str) -> u64 {
     // A revoked pin has gone with its memory.
     let rows = rows.iter().filter(|row| row.gpu.as_deref() == Some(gpu) && row.state != "revoked");
@@ -84,7 +85,8 @@ fn pinned(rows: &[Registration], gpu: &str) -> u64 {
     bytes
 }
 
-/// Size of a GPU's BAR1, how much is in use, and where that was read; `None` where nobody tells.
+/// Returns the size of a GPU's BAR1, how much of it is in use, and where that was read; `None` if
+/// nothing tells.
 pub fn bar1_in_use(machine: &Machine, gpu: &Device) -> Option<(u64, u64, &'static str)> {
     let told = machine.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.bar1);
     // Nothing that tells a size of 0 knows it.
@@ -110,8 +112,8 @@ fn bar1(machine: &Machine, gpu: &Device) -> Check {
     }
 }
 
-/// What everybody may know of BAR1, if there is one GPU: no more of it is pinned than the counters
-/// say, which count twice what is registered twice.
+/// Judges BAR1 by what everybody may read, if there is one GPU: no more of it is pinned than the
+/// counters say, which count twice what is registered twice.
 fn bar1_by_counters(machine: &Machine, gpu: &Device) -> Check {
     let size = nvidia::bar1_size(gpu);
     if size == 0 {
@@ -143,7 +145,7 @@ fn bar1_by_counters(machine: &Machine, gpu: &Device) -> Check {
     .seen("size of the BAR in sysfs, total.live_bytes in /proc/driver/nvidia-peermem/stats")
 }
 
-/// What it means that so much of BAR1 is in use.
+/// Judges what it means that so much of BAR1 is in use.
 fn judged(machine: &Machine, gpu: &Device, total: u64, used: u64, pinned: Option<u64>) -> Check {
     let ours = pinned.map_or(String::new(), |pinned| format!(", {} of it by registrations", text::bytes(pinned)));
     let what = format!("GPU {}: {} of {} of BAR1 in use{ours}", gpu.address, text::bytes(used), text::bytes(total));
@@ -184,8 +186,8 @@ fn judged(machine: &Machine, gpu: &Device, total: u64, used: u64, pinned: Option
     check.about(Kind::Gpu, &gpu.address, many)
 }
 
-/// Whether this machine has the GPU as a whole. What a part of one cannot do, a refusal tells; here
-/// it is only named.
+/// Reports whether this machine has the GPU as a whole. This check only names that the machine has
+/// a part of it; a refusal tells what the part cannot do.
 fn shared(machine: &Machine, gpu: &Device) -> Option<Check> {
     let told = machine.smi.as_ref().ok()?.get(&gpu.address)?;
     let mig = match told.mig.as_deref()? {
@@ -227,7 +229,8 @@ fn refused_parts(machine: &Machine, gpu: &Device) -> Option<Check> {
     )
 }
 
-/// Memory that is the CPU's, too, which the GPU driver maps for a NIC, for persistent pins only.
+/// Checks memory that the CPU shares with the GPU: the GPU driver maps it for a NIC with persistent
+/// pins only.
 fn coherent(machine: &Machine, gpu: &Device) -> Option<Check> {
     const ID: &str = "gpus.coherent";
     if !machine.has_c2c(gpu) {
@@ -277,8 +280,9 @@ fn register(machine: &Machine) -> String {
     setting.on_host(&format!("journalctl -u nvidia-fabricmanager says why it did not set the fabric up; if it is missing or of another version, install nvidia-fabricmanager {version} (with NVLink 5 nvlsm, too), then systemctl enable --now nvidia-fabricmanager"))
 }
 
-/// Whether a GPU is registered with the fabric of NVLink. One that could not be does without NVLink, as
-/// "Fabric Manager" of NVIDIA's documentation has it (docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide).
+/// Checks whether a GPU is registered with the fabric of NVLink. A GPU that could not be registered
+/// does without NVLink, as "Fabric Manager" of NVIDIA's documentation has it
+/// (docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide).
 fn fabric(machine: &Machine, gpu: &Device) -> Option<Check> {
     const ID: &str = "gpus.fabric";
     const SEEN: &str = "State and Status of Fabric in nvidia-smi -q";
@@ -336,7 +340,7 @@ fn fabric_manager(machine: &Machine) -> Option<Check> {
     })
 }
 
-/// CUDA opens these; a container that lacks them has no GPU.
+/// Checks whether the device nodes are there that CUDA opens. A container without them has no GPU.
 fn nodes(machine: &Machine) -> Option<Check> {
     machine.driver.as_ref()?;
     let gpus = machine.gpus();
@@ -389,7 +393,7 @@ fn dma_buf(machine: &Machine) -> Check {
     }
 }
 
-/// What GPU-driven communication needs of the driver.
+/// Reports whether the driver has the setting that GPU-driven communication needs.
 fn override_parameter(machine: &Machine) -> Option<Check> {
     let params = nvidia::params(machine.root);
     let words = params.get("RegistryDwords")?;

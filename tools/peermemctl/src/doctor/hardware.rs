@@ -314,7 +314,8 @@ fn module_of(nic: &Device) -> Option<&'static str> {
     vendor.map(|(_, module)| *module)
 }
 
-/// Each of Intel's, Amazon's and Emulex' network cards is of these vendors, RDMA or not.
+/// Returns whether every network card of the module's vendor is an RDMA device. Intel, Amazon and
+/// Emulex also make network cards without RDMA; the same is assumed of Alibaba (erdma).
 fn is_sure(module: &str) -> bool {
     !["irdma", "efa", "erdma", "ocrdma"].contains(&module)
 }

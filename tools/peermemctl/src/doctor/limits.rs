@@ -92,12 +92,12 @@ fn hard_limit(root: &Root, pid: &str) -> Option<Option<u64>> {
     }
 }
 
-/// The limit of locked memory that binds this process.
+/// Returns the limit of locked memory that binds this process.
 pub fn memlock(root: &Root) -> Option<u64> {
     limit(root, "self")?.filter(|_| !is_exempt(root, "self"))
 }
 
-/// Whether no limit binds a process. A capability counts if it is one of the initial user
+/// Returns whether no limit binds a process. A capability counts only in the initial user
 /// namespace, which root of a rootless container is not in.
 fn is_exempt(root: &Root, pid: &str) -> bool {
     has_initial_users(root, pid) && has_capability(root, pid)
@@ -117,7 +117,8 @@ fn has_initial_users(root: &Root, pid: &str) -> bool {
     map.map_or(true, |map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
 }
 
-/// The lines of a configuration file and then of those in its folder, with their files.
+/// Returns the lines of a configuration file, and then those of the files in its folder, each with
+/// its file.
 fn configured(root: &Root, file: &str, folder: &str) -> Vec<(String, String)> {
     let names = root.names(folder).into_iter().filter(|name| name.ends_with(".conf"));
     let names = names.map(|name| format!("{folder}/{name}"));
@@ -140,7 +141,7 @@ struct Configured {
 }
 
 impl Configured {
-    /// Returns the same as a cure needs it.
+    /// Returns what the files say in the form that a cure needs.
     fn files(&self) -> Files<'_> {
         match (&self.allowed, &self.lowered, &self.group) {
             (Some(_), _, Some(group)) => Files::Group(group),
@@ -325,7 +326,7 @@ fn login(machine: &Machine) -> Check {
     }
 }
 
-/// Whether this process is root's.
+/// Returns whether this process is root's.
 fn is_root(root: &Root) -> bool {
     let status = root.text("/proc/self/status").unwrap_or_default();
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
@@ -441,7 +442,7 @@ fn is_here(machine: &Machine, pid: &str) -> bool {
     pid == "self" || machine.setting.container.is_some() && in_same()
 }
 
-/// Processes that have an RDMA device open and a limit that will stop them.
+/// Finds processes that have an RDMA device open and a limit that will stop them.
 fn processes(machine: &Machine) -> Vec<Check> {
     let root = machine.root;
     let uses_rdma = |pid: &String| root.open_files(pid).iter().any(|file| file.contains("/dev/infiniband/uverbs"));
@@ -555,7 +556,7 @@ pub struct Unbuilt {
 }
 
 impl Unbuilt {
-    /// Returns the command that builds it for the first kernel that has none.
+    /// Returns the command that builds the package for the first kernel that has none.
     pub fn command(&self) -> String {
         let first = self.kernels.first().map_or("", |kernel| kernel.as_str());
         format!("dkms install {} -k {first} (it needs that kernel's headers)", self.package)
@@ -630,8 +631,8 @@ pub fn unbuilt(machine: &Machine, module: &str) -> Option<Unbuilt> {
     unbuilt_of(machine, &known).filter(|unbuilt| unbuilt.is_missed(machine))
 }
 
-/// Whether DKMS has built the neighbours (the GPU driver, OFED) for this kernel and for those that
-/// may be booted next.
+/// Checks whether DKMS has built the neighbours (the GPU driver, OFED) for this kernel and for
+/// those that may be booted next.
 fn dkms(machine: &Machine) -> Vec<Check> {
     const ID: &str = "limits.dkms";
     // What DKMS builds on the host is not what such a node loads.
@@ -680,7 +681,7 @@ fn is_left(machine: &Machine, known: &Known) -> bool {
         && known.packages.iter().all(|package| is_older(package) && !was_built(package))
 }
 
-/// The nodes that a program opens which registers GPU memory.
+/// Returns the device nodes that a program opens to register GPU memory.
 pub fn device_nodes(root: &Root) -> Vec<String> {
     let gpus = root.names("/dev").into_iter().filter(|name| match name.strip_prefix("nvidia") {
         Some("ctl" | "-uvm") => true,
@@ -692,7 +693,7 @@ pub fn device_nodes(root: &Root) -> Vec<String> {
     gpus.chain(nics.map(|name| format!("/dev/infiniband/{name}"))).collect()
 }
 
-/// Device nodes that are there and that this process, in its container, may not open.
+/// Checks for device nodes that are there and that this process, in its container, may not open.
 fn devices(root: &Root) -> Option<Check> {
     const ID: &str = "limits.devices";
     let all = device_nodes(root);

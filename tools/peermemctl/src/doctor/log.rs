@@ -140,7 +140,7 @@ fn holder(machine: &Machine) -> &'static str {
     }
 }
 
-/// Tasks that wait in the RDMA core below a free callback, which holds the GPU driver's lock.
+/// Finds tasks that wait in the RDMA core below a free callback, which holds the GPU driver's lock.
 fn hung(machine: &Machine) -> Option<Check> {
     const ID: &str = "log.hung";
     let now = waiting_now(machine);
@@ -170,8 +170,8 @@ fn hung(machine: &Machine) -> Option<Check> {
     )
 }
 
-/// A GPU that is taken from nvidia.ko while somebody pins its memory: the driver waits for its last user
-/// with its lock held.
+/// Reports that a GPU is being taken from nvidia.ko while somebody pins its memory: the driver
+/// waits for the last user of the GPU with its lock held.
 fn unbinding(machine: &Machine, wait: Option<(String, String)>) -> Option<Check> {
     let (task, evidence) = wait?;
     let pins = machine.registrations.as_ref().map_or(0, Vec::len);
@@ -190,7 +190,7 @@ fn unbinding(machine: &Machine, wait: Option<(String, String)>) -> Option<Check>
     )
 }
 
-/// An rmmod that waits for the core, which waits for whoever has registered memory.
+/// Reports an rmmod that waits for the core, which waits for everybody who has registered memory.
 fn leaving(machine: &Machine, wait: Option<(String, String)>) -> Option<Check> {
     let (task, evidence) = wait?;
     let module = holder(machine);
@@ -204,7 +204,7 @@ fn leaving(machine: &Machine, wait: Option<(String, String)>) -> Option<Check> {
     )
 }
 
-/// Tasks that wait in the GPU driver, where nothing tells who holds its lock.
+/// Finds tasks that wait in the GPU driver, where nothing tells who holds its lock.
 fn blocked(machine: &Machine) -> Option<Check> {
     const MODULES: [&str; 6] = [DRIVER, "nvidia_uvm", "nvidia_modeset", "nvidia_peermem", "nv_peer_mem", "gdrdrv"];
     let in_driver = |stack: &str| MODULES.iter().any(|module| names(stack, module));
@@ -300,7 +300,7 @@ fn waiting_now(machine: &Machine) -> Vec<Waiting> {
     tasks(machine.root).filter(|(_, dir)| cannot_be_woken(machine, dir) == Some(true)).filter_map(of).collect()
 }
 
-/// Returns the first of them with such a stack, and where that was read.
+/// Returns the first task with such a stack, and where that was read.
 fn waiting(now: &[Waiting], is_it: fn(&str) -> bool) -> Option<(String, String)> {
     now.iter().find(|task| is_it(&task.stack)).map(|task| (task.task.clone(), task.file.clone()))
 }
@@ -371,8 +371,8 @@ fn may_wait(machine: &Machine, comm: &str, tid: &str, is_it: fn(&str) -> bool) -
     is_same && cannot_be_woken(machine, &dir) != Some(false) && !is_elsewhere
 }
 
-/// A fault of the kernel, or a processor that does not come out of it, in a module that GPU memory goes
-/// through.
+/// Reports a fault of the kernel in a module that GPU memory goes through, or a processor that does
+/// not come out of such a module.
 fn fault(machine: &Machine) -> Option<Check> {
     let lines = machine.log.iter().flatten().map(String::as_str);
     let Fault { what, head, at, module } = last_fault(machine.log_times.iter().copied().zip(lines))?;
@@ -479,8 +479,9 @@ fn xid_of(line: &str) -> Option<(&str, u32)> {
     Some((gpu, digits.parse().ok()?))
 }
 
-/// Xids: of each GPU the last that needs somebody to act, unless the driver took that back, or the last of
-/// all. What the driver itself asks for (Xid 154) stands before what its catalogue says of another Xid.
+/// Reports one Xid for each GPU: the last that needs somebody to act, unless the driver took that
+/// back, or else the last of all. What the driver itself asks for (Xid 154) takes precedence over
+/// what its catalogue says of another Xid.
 fn xid(machine: &Machine) -> Vec<Check> {
     const ID: &str = "log.xid";
     struct Fatal {
@@ -757,8 +758,9 @@ fn reboot_for_gpu(machine: &Machine) -> String {
     }
 }
 
-/// A reset of a GPU that was passed through is refused, or left to the hypervisor: "GPU VM System Reset
-/// Capabilities and Limitations" of NVIDIA's Fabric Manager guide 2.3.
+/// Says how to reset a GPU that was passed through to this virtual machine. Such a reset is
+/// refused, or left to the hypervisor ("GPU VM System Reset Capabilities and Limitations" of
+/// NVIDIA's Fabric Manager guide 2.3).
 fn restart_guest(machine: &Machine) -> String {
     let guest = "restart this virtual machine, which resets its GPUs (in most guests nvidia-smi -r is refused)";
     match machine.setting.container {

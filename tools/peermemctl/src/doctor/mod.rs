@@ -73,13 +73,13 @@ pub struct Step {
 }
 
 impl Report {
-    /// All checks, in order.
+    /// Returns all checks in order.
     pub fn checks(&self) -> impl Iterator<Item = &Check> {
         self.sections.iter().flat_map(|section| &section.checks)
     }
 }
 
-/// Looks at everything, for a process with this environment. `asked` names the programs that are to
+/// Runs all checks, for a process with this environment. `asked` names the programs that are to
 /// work; without any, one way that works is enough.
 pub fn examine(machine: &Machine, environment: &Environment, asked: &[String]) -> Report {
     let mut sections = vec![

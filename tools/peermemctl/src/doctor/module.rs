@@ -10,7 +10,7 @@ use crate::module_file::{self, Maker, ModuleFile};
 use crate::root::Root;
 use crate::text;
 
-/// Whether a module serves now, whatever becomes of it with the next load.
+/// Returns whether a loaded module serves now, whatever the next load brings.
 fn works(machine: &Machine) -> bool {
     machine.loaded.as_ref().is_some_and(|loaded| loaded.state == "Live")
 }
@@ -119,7 +119,7 @@ fn file(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-/// A kernel that takes no modules any more.
+/// Reports a kernel that takes no modules any more.
 fn shut(machine: &Machine) -> Option<Check> {
     let shut = machine.root.line("/proc/sys/kernel/modules_disabled").as_deref() == Some("1");
     (shut && machine.loaded.is_none()).then(|| {
@@ -193,8 +193,8 @@ fn versions(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check
     })
 }
 
-/// NVIDIA's build leaves out the whole client when it did not see the API, and such a module can
-/// only fail.
+/// Reports NVIDIA's empty module file. NVIDIA's build leaves out the whole client when it did not
+/// see the API, and such a module can only fail.
 fn stub(machine: &Machine, file: &ModuleFile) -> Option<Check> {
     (file.maker() == Maker::Nvidia && !file.needs(REGISTER)).then(|| {
         Check::fail_unless(
@@ -230,8 +230,9 @@ pub(super) fn lockdown(root: &Root) -> Option<&'static str> {
     ["[integrity]", "[confidentiality]"].into_iter().find(|mode| modes.contains(mode))
 }
 
-/// The kernel's word on a module whose signature it does not accept, which names no module: where
-/// sig_enforce demands one, and where lockdown does.
+/// Returns whether a line is the kernel's word on a module whose signature it does not accept. The
+/// line names no module. There are two such lines: one where sig_enforce demands a signature, and
+/// one where lockdown does.
 pub(super) fn is_rejection(line: &str) -> bool {
     line.contains("Loading of ") && line.contains("is rejected") || line.contains("module loading is restricted")
 }
@@ -285,7 +286,7 @@ fn signature(machine: &Machine) -> Option<Check> {
     }
 }
 
-/// What the kernel holds against itself. The letters are those of the kernel's documentation.
+/// Reports the kernel's taint. The letters are those of the kernel's documentation.
 fn taint(machine: &Machine) -> Option<Check> {
     const ID: &str = "module.taint";
     const LETTERS: &str = "PFSRMBUDAWCIOELKXTNJ";
@@ -370,8 +371,8 @@ fn loaded(machine: &Machine) -> Check {
     }
 }
 
-/// What the kernel log says about the last try to load the module: in words, what fixes it, the
-/// line.
+/// Returns what the kernel log says about the last try to load the module: the reason in words,
+/// what fixes it, and the line.
 pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String)> {
     const SIGN: &str = "sign the module file: module.signature says how";
     const NO_DRIVER: &str = "the GPU driver is not loaded";
@@ -466,7 +467,7 @@ fn lacks(line: &str) -> Option<&str> {
     ["(err -2)", "(err 0)"].iter().any(|none| why.starts_with(none)).then_some(symbol)
 }
 
-/// The file was replaced under the loaded module.
+/// Reports that the file was replaced after the module was loaded.
 fn stale(machine: &Machine) -> Option<Check> {
     let (loaded, file) = (machine.loaded.as_ref()?, machine.file.as_ref()?);
     let (running, installed) = (loaded.srcversion.as_deref()?, file.field("srcversion")?);
@@ -555,7 +556,7 @@ fn parameters(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-/// After the next boot, perhaps into a newer kernel, the module must be there too.
+/// Checks whether newer kernels have the module as well: it must be there after the next boot, too.
 fn other_kernels(machine: &Machine) -> Option<Check> {
     const ID: &str = "module.kernels";
     let running = machine.release.as_deref()?;
@@ -577,8 +578,8 @@ fn other_kernels(machine: &Machine) -> Option<Check> {
     })
 }
 
-/// The line that keeps modprobe from loading the module. An install line of a module with soft
-/// dependencies does not: modprobe heeds none of such a module.
+/// Returns the line that keeps modprobe from loading the module. Leaves out an install line of a
+/// module with soft dependencies: modprobe heeds no install line of such a module.
 fn effective_block(machine: &Machine) -> Option<(modprobe::Line, Block)> {
     let (line, block) = modprobe::blocked(machine.root, NAME)?;
     let has_softdep = machine.file.as_ref().is_some_and(|file| file.field("softdep").is_some());
@@ -601,7 +602,7 @@ pub(super) fn kept_out(machine: &Machine, module: &str, load: &str) -> Option<(m
     Some((line, fix))
 }
 
-/// A configuration that keeps modprobe from loading the module.
+/// Checks for a configuration that keeps modprobe from loading the module.
 fn blocked(machine: &Machine) -> Option<Check> {
     const ID: &str = "module.blocked";
     let (line, block) = effective_block(machine)?;

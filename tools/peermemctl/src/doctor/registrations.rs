@@ -170,8 +170,8 @@ fn left_keys(machine: &Machine, rows: &[Registration]) -> Vec<Check> {
         .collect()
 }
 
-/// Pins that wait for their owner, which lives, as far as that can be told: one finding for each
-/// process.
+/// Finds pins that wait for their owner, which lives, as far as that can be told. Makes one finding
+/// for each process.
 fn orphans(rows: &[Registration]) -> Vec<Check> {
     let mut by_process: BTreeMap<(u32, &str), Vec<&Registration>> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.process_alive != Some(false) && row.state == "orphan") {
@@ -196,7 +196,7 @@ fn orphans(rows: &[Registration]) -> Vec<Check> {
         .collect()
 }
 
-/// What the counters, which everybody may read, tell of such pins.
+/// Reports pins that another process deregistered, by the counters, which everybody may read.
 fn counted_orphans(machine: &Machine) -> Option<Check> {
     let orphans = machine.stats.as_ref().ok()?.number("total.orphans").filter(|orphans| *orphans > 0)?;
     let message = format!("{} that another process than its owner deregistered", text::count(orphans, "pin"));
@@ -204,7 +204,7 @@ fn counted_orphans(machine: &Machine) -> Option<Check> {
     Some(Check::warn("registrations.orphan", message, fix).seen("total.orphans in /proc/driver/nvidia-peermem/stats"))
 }
 
-/// What fixes a refusal, by reason of docs/proc.md.
+/// Says what fixes a refusal, by its reason in docs/proc.md.
 fn fix(machine: &Machine, reason: &str) -> String {
     let setting = &machine.setting;
     let fixed = match reason {

@@ -31,7 +31,7 @@ pub fn reload_driver(machine: &Machine) -> String {
     machine.setting.on_host(&reload(machine))
 }
 
-/// Returns the same for whoever is on the host.
+/// Returns what has nvidia.ko loaded again, for somebody who is on the host.
 pub fn reload(machine: &Machine) -> String {
     /// In the order in which they can be unloaded.
     const ABOVE: [&str; 7] = [NAME, OLD_MODULE, "gdrdrv", "nvidia_fs", "nvidia_drm", "nvidia_modeset", "nvidia_uvm"];

@@ -187,7 +187,7 @@ pub enum Usable {
 }
 
 impl Usable {
-    /// Returns the verdict, with what was found beside.
+    /// Returns the verdict; `is_something_wrong` says whether anything else was found.
     pub fn outcome(self, is_something_wrong: bool) -> Outcome {
         match self {
             Self::Yes if is_something_wrong => Outcome::UsableWithWarnings,

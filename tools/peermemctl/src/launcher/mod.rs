@@ -42,8 +42,8 @@ const DEEPEST: usize = 16;
 type Words<'a> = std::iter::Peekable<std::slice::Iter<'a, String>>;
 
 impl Launched {
-    /// Reads a command line that is started with these variables, `here` if on this machine and in this
-    /// folder: then files tell which of its words are no programs.
+    /// Reads a command line that is started with these variables. `here` says that it is started on
+    /// this machine and in this folder: then files tell which of its words are no programs.
     pub fn read(variables: BTreeMap<String, String>, words: &[String], here: bool) -> Self {
         let nothing: fn(&str) -> bool = |_| false;
         let (is_data, is_script) =
@@ -55,8 +55,8 @@ impl Launched {
         launched
     }
 
-    /// Notes words that look as if they set a variable of a library, and after all that was read did not:
-    /// an option of a launcher that is not known does.
+    /// Notes words that look as if they set a variable of a library, although nothing that was read
+    /// sets it: then an unknown option of a launcher does.
     fn overlooked(&mut self, words: &[String]) {
         if !self.not_understood.is_empty() {
             return;

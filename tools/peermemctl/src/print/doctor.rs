@@ -46,7 +46,8 @@ pub(super) fn print(page: &mut Page, report: &Report) {
     }
 }
 
-/// What applications do with pairs of GPUs and NICs; those that they treat alike are one line.
+/// Prints what applications do with pairs of GPUs and NICs. Pairs that they treat alike share one
+/// line.
 fn pairs(page: &mut Page, report: &Report) {
     let mut alike: Vec<(&Verdict, Vec<String>)> = Vec::new();
     for verdict in &report.pairs {
@@ -80,7 +81,7 @@ pub(super) struct Folded {
     fixes: Vec<String>,
 }
 
-/// Checks in order, those that say the same of several devices as one.
+/// Returns the checks in order. Those that say the same of several devices become one.
 pub(super) fn fold<'a>(checks: impl Iterator<Item = &'a Check>, detail: Detail) -> Vec<Folded> {
     let mut all: Vec<Folded> = Vec::new();
     for check in checks {
@@ -109,7 +110,7 @@ pub(super) fn fold<'a>(checks: impl Iterator<Item = &'a Check>, detail: Detail) 
 }
 
 impl Folded {
-    /// Puts what is said of all in the place of what is said of the first.
+    /// Replaces what is said of the first device by what is said of all.
     fn say_all(&mut self) {
         let Some(subject) = &self.check.subject else { return };
         let several = text::count(self.names.len(), subject.kind.text());

@@ -18,7 +18,7 @@ fn unique<'a>(values: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
-/// How many, and in how many pieces where that is more.
+/// Returns how many registrations there are, and in how many pieces if that is more.
 fn registrations(rows: &[Registration]) -> String {
     let pieces = rows.iter().map(|row| row.pieces.max(1)).sum::<u64>();
     match u64::try_from(rows.len()) {

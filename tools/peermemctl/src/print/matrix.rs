@@ -13,7 +13,7 @@ const SLOW: (char, &str) = ('<', "below half of what the link between the two ca
 const UNEVEN: (char, &str) = ('~', "its rounds differ by more than 10 %: measure again when the machine is idle");
 const WRONG: (char, &str) = ('!', "a way registers, and then does not work");
 
-/// Letters for ways, as the cells have them.
+/// Returns the letter for a way, as the cells have it.
 fn letter(way: Way) -> &'static str {
     match way {
         Way::PeerMemory => "p",
@@ -24,7 +24,7 @@ fn letter(way: Way) -> &'static str {
     }
 }
 
-/// Returns the way that moves most; without figures one that works.
+/// Returns the way that moves most, or without figures one that works.
 pub(crate) fn best(pair: &VerifyPair) -> Option<&VerifyWay> {
     let works = pair.ways.iter().filter(|way| way.works());
     let rate = |way: &VerifyWay| way.slower().unwrap_or_default();
@@ -136,7 +136,7 @@ fn causes(page: &mut Page, matrix: &Matrix) {
     }
 }
 
-/// The NICs, in the order of their numbers.
+/// Returns the NICs in the order of their numbers.
 pub(crate) fn nics(pairs: &[VerifyPair]) -> Vec<&str> {
     let mut names: Vec<&str> = pairs.iter().map(|pair| pair.nic.as_str()).collect();
     names.sort_by_key(|name| (name.len(), *name));
@@ -144,7 +144,7 @@ pub(crate) fn nics(pairs: &[VerifyPair]) -> Vec<&str> {
     names
 }
 
-/// All GPUs with some of the NICs.
+/// Prints a table of all GPUs with some of the NICs.
 fn rows(page: &mut Page, matrix: &Matrix, names: &[&str]) {
     let mut head = vec![""];
     head.extend(names);
@@ -167,7 +167,7 @@ fn rows(page: &mut Page, matrix: &Matrix, names: &[&str]) {
     page.table(&mut table);
 }
 
-/// What NCCL does with a GPU: the NIC that is its best, and how.
+/// Returns what NCCL does with a GPU: its best NIC, and how NCCL uses that.
 pub(crate) fn nccl(gpu: &Place, pairs: &[&VerifyPair]) -> String {
     let best = pairs.iter().find(|pair| Some(&pair.nic) == gpu.best_nic.as_ref()).or(pairs.first());
     best.map_or("-".to_owned(), |pair| format!("{}, {}", pair.nic, pair.nccl.as_deref().unwrap_or("unknown")))

@@ -48,7 +48,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// An empty one for stdout.
+    /// Returns an empty page for stdout.
     pub fn new(detail: Detail) -> Self {
         let terminal = terminal_size().map(|(Width(columns), _)| usize::from(columns));
         // As ps and ls do: the environment may say how wide piped text shall be.
@@ -61,8 +61,8 @@ impl Page {
         Self { text: String::new(), width, detail }
     }
 
-    /// The text of an answer; the caller prints it to a stream that drops colour where there is no
-    /// terminal.
+    /// Returns the text of an answer. The caller prints it to a stream that drops colour where
+    /// there is no terminal.
     pub fn show(mut self, answer: &Answer) -> String {
         match answer {
             Answer::Status(status) => status::print(&mut self, status),
@@ -79,24 +79,24 @@ impl Page {
         self.text
     }
 
-    /// What the program says on stderr when a command fails.
+    /// Returns what the program says on stderr when a command fails.
     pub fn failed(mut self, error: &anyhow::Error) -> String {
         self.wrapped("peermemctl: ", &format!("{error:#}"), Style::new());
         self.text
     }
 
-    /// A line as it is.
+    /// Adds a line as it is.
     fn line(&mut self, text: &str) {
         self.text.push_str(text);
         self.text.push('\n');
     }
 
-    /// `first` and then `text`, wrapped; later lines are indented as far as `first` is wide.
+    /// Adds `first` and then `text`, wrapped; later lines are indented as far as `first` is wide.
     fn wrapped(&mut self, first: &str, text: &str, style: Style) {
         self.behind(first, Style::new(), text, style);
     }
 
-    /// The same with a style for `first`, too.
+    /// Adds `first` and then `text` as `wrapped` does, with a style for `first`, too.
     fn behind(&mut self, first: &str, first_style: Style, text: &str, style: Style) {
         let text = tame(text);
         let columns = first.chars().count();
@@ -110,8 +110,8 @@ impl Page {
         }
     }
 
-    /// One check: its message, and what was seen and what to do, unless all is well and nobody
-    /// wants everything.
+    /// Adds one check: its message, and then what was seen and what to do, unless all is well and
+    /// nobody wants everything.
     fn check(&mut self, check: &Check, message: &str) {
         let first = format!("  {:<5}", check.level.text());
         self.behind(&first, style(check.level), &format!("[{}] {message}", check.id), Style::new());
@@ -159,7 +159,8 @@ fn style(level: Level) -> Style {
     Style::new().bold().fg_color(Some(colour.into()))
 }
 
-/// `text`, with control characters of foreign origin taken out: a process chooses its own name.
+/// Replaces control characters in `text`, which may come from elsewhere: a process chooses its own
+/// name.
 fn tame(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
@@ -175,7 +176,7 @@ fn table(head: &[&str], right: &[usize]) -> Table {
     table
 }
 
-/// The text of an answer, without colour; none of its lines is too long.
+/// Returns the text of an answer without colour, and fails if one of its lines is too long.
 #[cfg(test)]
 fn fits(answer: &Answer) -> String {
     for width in [NARROWEST, 80, WIDEST, WIDTH] {

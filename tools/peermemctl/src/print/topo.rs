@@ -72,7 +72,7 @@ pub(super) fn print(page: &mut Page, topo: &Topo) {
     }
 }
 
-/// All GPUs, and how far from them `nics` are.
+/// Prints a table of all GPUs, and of how far `nics` are from them.
 fn matrix(page: &mut Page, topo: &Topo, nics: &[Place]) {
     let mut head: Vec<&str> = vec![""];
     head.extend(nics.iter().map(|nic| nic.label.as_str()));
@@ -95,7 +95,7 @@ fn matrix(page: &mut Page, topo: &Topo, nics: &[Place]) {
     page.table(&mut table);
 }
 
-/// Where the ways of two meet.
+/// Prints where the ways of the two devices of a pair meet.
 fn bridges(page: &mut Page, topo: &Topo, pair: &Pair) {
     let label = |places: &[Place], address: &str| {
         places.iter().find(|place| place.address == address).map_or(String::new(), |place| place.label.clone())

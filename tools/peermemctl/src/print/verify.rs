@@ -41,7 +41,8 @@ pub(super) fn print(page: &mut Page, verify: &Verify) {
 /// What is told of single pairs on one page.
 const MOST: usize = 20;
 
-/// A line for each way over all pairs, then those that are not well; in full, each.
+/// Prints a line for each way over all pairs, then the pairs that are not well, or every pair if
+/// all is to be told.
 fn each_way(page: &mut Page, pairs: &[VerifyPair]) {
     for way in Way::ALL {
         let found: Vec<&VerifyWay> = pairs.iter().flat_map(|pair| &pair.ways).filter(|it| it.way == way).collect();
@@ -86,7 +87,7 @@ fn each_way(page: &mut Page, pairs: &[VerifyPair]) {
     }
 }
 
-/// A way of one pair.
+/// Prints one way of one pair.
 fn one_way(page: &mut Page, pair: &VerifyPair, way: &VerifyWay, in_full: bool) {
     let distance = pair.distance.map_or("", |distance| distance.text());
     let done = match (way.offsets, way.operations.as_slice()) {

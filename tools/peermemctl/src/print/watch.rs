@@ -22,7 +22,7 @@ const COLUMNS: [Column; 11] = [
     ("PINS", 9, 4),
 ];
 
-/// Which columns fit.
+/// Returns which columns fit.
 fn fitting(width: usize) -> Vec<usize> {
     let mut kept: Vec<usize> = (0..COLUMNS.len()).collect();
     let need = |n: &usize| COLUMNS.get(*n).map_or(0, |(.., need)| *need);
@@ -39,7 +39,7 @@ fn row(width: usize, values: &[String]) -> String {
     cells.join(" ")
 }
 
-/// The head of what [`print`] prints.
+/// Returns the head of what [`print`] prints.
 pub fn watch_head(page: Page) -> String {
     row(page.width, &COLUMNS.map(|(head, ..)| head.to_owned())) + "\n"
 }
@@ -62,7 +62,7 @@ pub(super) fn print(page: &mut Page, tick: &Tick) {
     page.line(&row(page.width, &values));
 }
 
-/// A bar for each value, the highest for the largest.
+/// Draws a bar for each value, the highest for the largest.
 fn sparkline(values: &[f64]) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let most = values.iter().copied().fold(0.0, f64::max);

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 /// Names that tell nothing of whose machine it is.
 const KEPT: [&str; 4] = ["*", "root", "-", ""];
 
-/// The text without the host's name, names of processes, users, groups and signers, MAC and IP
-/// addresses, and UUIDs. A name is replaced by the same word wherever it stands.
+/// Removes the host's name, names of processes, users, groups and signers, MAC and IP addresses,
+/// and UUIDs from a text. Replaces a name by the same word wherever it stands.
 pub fn anonymous(text: &str, host: &str) -> String {
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     if !host.is_empty() {
@@ -42,7 +42,7 @@ pub fn anonymous(text: &str, host: &str) -> String {
     named.split_inclusive('\n').map(without_addresses).collect()
 }
 
-/// `text` with the word `name` replaced: not where it is a part of another one.
+/// Replaces `name` by `word` in `text`, but not where it is a part of another word.
 fn replaced(text: &str, name: &str, word: &str) -> String {
     let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let mut out = String::with_capacity(text.len());
@@ -56,7 +56,7 @@ fn replaced(text: &str, name: &str, word: &str) -> String {
     out + rest
 }
 
-/// A line without MAC addresses, IPv4 addresses and UUIDs. PCI addresses stay.
+/// Replaces MAC addresses, IPv4 addresses and UUIDs in a line. PCI addresses stay.
 fn without_addresses(line: &str) -> String {
     let is_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '.' | '-');
     let mut out = String::with_capacity(line.len());
@@ -94,7 +94,8 @@ fn is_uuid(word: &str) -> bool {
     parts_are(word, '-', &[8, 4, 4, 4, 12])
 }
 
-/// Four numbers; versions of three and four parts with large numbers are none.
+/// Returns whether a word is an IPv4 address: four numbers. Versions of three parts, and versions
+/// of four parts with large numbers, are none.
 fn is_ip(word: &str) -> bool {
     word.parse::<std::net::Ipv4Addr>().is_ok()
 }

@@ -17,7 +17,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 use tree::{Entry, Tree};
 
-/// The machine in `path`: a folder, or a file that `record` wrote.
+/// Opens the machine in `path`: a folder, or a file that `record` wrote.
 pub fn open(path: &Path) -> Result<Root> {
     if path.is_dir() {
         return Ok(Root::new(path));
@@ -116,7 +116,7 @@ fn bytes(size: usize, lines: &[String]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A module file with what was recorded of it.
+/// Builds a module file from what was recorded of it.
 fn module(lines: &[String]) -> Result<Vec<u8>> {
     let mut object = Object::new(BinaryFormat::Elf, Architecture::X86_64, Endianness::Little);
     let mut info = Vec::new();

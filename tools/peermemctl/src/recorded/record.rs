@@ -20,7 +20,7 @@ use crate::ucx_conf;
 use std::collections::BTreeSet;
 use std::fs;
 
-/// The machine as text; `about` says what is wrong with it.
+/// Returns the machine as text; `about` says what is wrong with it.
 pub fn record(root: &Root, about: &str) -> String {
     let mut recorder = Recorder { root, done: BTreeSet::new(), text: format!("# {}\n", about.replace('\n', " ")) };
     recorder.all();
@@ -33,7 +33,7 @@ pub(super) struct Recorder<'a> {
     text: String,
 }
 
-/// Whether a line of modules.dep is about a module that is looked at.
+/// Returns whether a line of modules.dep is about a module that this program looks at.
 fn is_looked_at(line: &str) -> bool {
     let file = line.split(':').next().unwrap_or_default();
     let file = file.rsplit('/').next().unwrap_or_default();
@@ -42,8 +42,8 @@ fn is_looked_at(line: &str) -> bool {
         .any(|name| file.starts_with(name))
 }
 
-/// Of what nvidia-smi tells, the blocks that are looked at: the rest has serial numbers, processes and the
-/// id of a cluster.
+/// Returns those blocks of nvidia-smi's output that this program looks at. The rest has serial
+/// numbers, processes and the id of a cluster.
 fn of_smi(text: &str) -> String {
     let mut kept = String::new();
     let (mut in_block, mut in_fabric) = (false, false);
@@ -109,7 +109,7 @@ impl Recorder<'_> {
         }
     }
 
-    /// The lines of a file that `keep` keeps.
+    /// Records those lines of a file that `keep` accepts.
     pub(super) fn lines(&mut self, path: &str, keep: impl Fn(&str) -> bool) {
         if let Ok(text) = self.root.text(path) {
             let kept: String = text.split_inclusive('\n').filter(|line| keep(line)).collect();
@@ -117,8 +117,8 @@ impl Recorder<'_> {
         }
     }
 
-    /// A PCI configuration space. Other devices than bridges may have a serial number beyond the
-    /// first bytes, or in words of the vendor's own.
+    /// Records a PCI configuration space. A device that is no bridge may have a serial number
+    /// beyond the first bytes, or in words of the vendor's own, so these are left out.
     fn config(&mut self, path: &str, is_bridge: bool) {
         if let Ok(mut bytes) = self.root.bytes(path) {
             if !is_bridge {

@@ -106,7 +106,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Does what an entry of an overlay says.
+    /// Changes an entry as an entry of an overlay says.
     fn change(&mut self, path: &str, entry: Entry) -> Result<()> {
         match entry.kind.as_str() {
             "R" => {
@@ -126,7 +126,7 @@ impl Tree {
     }
 }
 
-/// The lines of an entry after a patch. Those of the patch have a sign instead of the |.
+/// Applies a patch to the lines of an entry. The lines of the patch have a sign instead of the |.
 fn patched(old: &[String], patch: &[String]) -> Result<Vec<String>> {
     let mut new = Vec::new();
     let mut rest = old.iter();

@@ -48,8 +48,8 @@ fn held(message: impl Into<String>) -> Result<Held> {
     Ok(Held::Yes(message.into(), Vec::new()))
 }
 
-/// Every place in a page in which a registration can begin and end: of the host's page, the GPU's,
-/// and the next larger.
+/// Registers from and to every place in a page at which a registration can begin and end: in the
+/// host's page, in the GPU's, and in the next larger one.
 fn offsets(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const LARGE: usize = 2 * MIB;
     const SIZE: usize = 3 * LARGE;
@@ -83,7 +83,7 @@ fn offsets(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     held(format!("{count} registrations, of {} starts and {} lengths, each written whole", starts.len(), lengths.len()))
 }
 
-/// Memory that is freed cannot be registered, and nothing stays of the attempt.
+/// Checks that freed memory cannot be registered, and that nothing stays of the attempt.
 fn refused(rig: &Rig, _: &Conditions) -> Result<Held> {
     let memory = rig.gpu.allocate(4 * MIB)?;
     let address = memory.address();
@@ -96,7 +96,8 @@ fn refused(rig: &Rig, _: &Conditions) -> Result<Held> {
     }
 }
 
-/// Small and large registrations, what each takes, and how the memory is pinned and mapped.
+/// Registers small and large ranges, measures how long each takes, and reports how the memory is
+/// pinned and mapped.
 fn sizes(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const ROUNDS: usize = 9;
     /// What no GPU lacks room for.
@@ -156,8 +157,8 @@ fn median(mut times: Vec<Duration>) -> Option<Duration> {
     times.get(times.len() / 2).copied()
 }
 
-/// Returns what the module tells of the one registration of `memory`: nothing but to root, and only this
-/// project's does.
+/// Returns what the module tells of the one registration of `memory`. Only this project's module
+/// tells anything, and only to root.
 pub(super) fn how_pinned(root: &Root, memory: &Memory) -> Result<Option<Registration>> {
     let rows = peermem::registrations(root).unwrap_or_default();
     let Some(row) = rows.into_iter().find(|row| row.va == memory.address() && row.pid == std::process::id()) else {
@@ -179,7 +180,8 @@ pub(super) fn pinned_words(row: &Registration) -> String {
     format!("{} pinned ({}), {runs}", text::bytes(row.pinned_bytes), row.kind)
 }
 
-/// Bytes between host and GPU, both ways, and between two places of the GPU.
+/// Moves bytes between host and GPU, both ways, and between two places of the GPU, and compares
+/// them.
 fn moved(rig: &Rig, conditions: &Conditions, op: Op) -> Result<Held> {
     const SIZE: usize = 4 * MIB + GPU_PAGE;
     const BANDWIDTH: (u64, u32) = (4 * MIB as u64, MIB as u32);
@@ -216,7 +218,7 @@ fn moved(rig: &Rig, conditions: &Conditions, op: Op) -> Result<Held> {
     Ok(Held::Yes(message, details))
 }
 
-/// Fetch-and-add and compare-and-swap on words of GPU memory, at ends of pages and of the
+/// Runs fetch-and-add and compare-and-swap on words of GPU memory, at ends of pages and of the
 /// registration.
 fn atomics(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const SIZE: usize = 2 * MIB;
@@ -252,8 +254,8 @@ fn atomics(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     held(format!("{count} operations on words of GPU memory"))
 }
 
-/// Memory is freed while it is registered. What is allocated afterwards is never written through
-/// the old registration.
+/// Frees memory while it is registered, and checks that memory allocated afterwards is never
+/// written through the old registration.
 fn free_registered(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const SIZE: usize = 4 * MIB;
     const ROUNDS: usize = 5;
@@ -306,7 +308,7 @@ fn after_a_free(pins: Pins, errors: &[u32]) -> String {
     }
 }
 
-/// Whether the status of a write after the free is what the module promises.
+/// Checks that the status of a write after the free is what the module promises.
 fn judged(pins: Pins, status: u32) -> Result<()> {
     match (pins, status) {
         (Pins::Persistent, status) if status != SUCCESS => {
@@ -319,7 +321,7 @@ fn judged(pins: Pins, status: u32) -> Result<()> {
     }
 }
 
-/// The same while the NIC writes without a pause.
+/// Frees registered memory as `free_registered` does, while the NIC writes without a pause.
 fn free_under_traffic(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const SIZE: usize = 4 * MIB;
     const PIECE: usize = 64 * KIB;
@@ -385,7 +387,7 @@ fn free_under_traffic(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     ))
 }
 
-/// Several at once; killed in the middle of traffic; forked.
+/// Runs several processes at once, kills some in the middle of traffic, and forks.
 fn processes(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const SEVERAL: u64 = 4;
     const KILLS: u64 = 3;
@@ -422,7 +424,8 @@ fn processes(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     ))
 }
 
-/// Processes that allocate, register, move, free, fork and are killed at random.
+/// Starts processes that allocate, register, move, free and fork at random, and kills them at
+/// random.
 fn storm(_: &Rig, conditions: &Conditions) -> Result<Held> {
     if conditions.storm.is_zero() {
         return Ok(Held::Skipped("--storm 0".to_owned()));
@@ -445,8 +448,8 @@ fn storm(_: &Rig, conditions: &Conditions) -> Result<Held> {
     ))
 }
 
-/// Refused while memory is registered; then it unloads, registrations find no module, and it loads
-/// again.
+/// Tries to unload the module while memory is registered, which must be refused. Then unloads it,
+/// checks that registrations find no module, and loads it again.
 fn unload(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const ROUNDS: usize = 3;
     let load = match conditions.again {

@@ -21,7 +21,7 @@ const BEGIN: [&str; 12] = [
 /// What drivers say of an access that went wrong: the GPU's, an IOMMU's.
 const INSIDE: [&str; 3] = ["NVRM: Xid", "DMAR: [DMA", "IO_PAGE_FAULT"];
 
-/// Whether a line is one that no check may cause.
+/// Returns whether a line is one that no check may cause.
 fn is_alarm(line: &str) -> bool {
     BEGIN.iter().any(|begin| line.starts_with(begin)) || INSIDE.iter().any(|word| line.contains(word))
 }
@@ -29,7 +29,7 @@ fn is_alarm(line: &str) -> bool {
 /// A place in the log.
 pub struct Mark(Option<u64>);
 
-/// Number and text of each of the kernel's own records.
+/// Returns the number and the text of each of the kernel's own records.
 fn records(log: &str) -> impl Iterator<Item = (u64, &str)> {
     log.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| {
         let (head, text) = line.split_once(';')?;
@@ -41,12 +41,12 @@ fn records(log: &str) -> impl Iterator<Item = (u64, &str)> {
 }
 
 impl Mark {
-    /// The end of the log; `Err` where this user may not read it.
+    /// Returns the end of the log, or `Err` if this user may not read it.
     pub fn now(root: &Root) -> Result<Self, Missing> {
         Ok(Self(records(&root.kernel_log()?.0).map(|(number, _)| number).max()))
     }
 
-    /// The alarms since then.
+    /// Returns the alarms since this mark.
     pub fn alarms(&self, root: &Root) -> Vec<String> {
         let (log, _) = root.kernel_log().unwrap_or_default();
         let is_new = |number: u64| self.0.is_none_or(|last| number > last);

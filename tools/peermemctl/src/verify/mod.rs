@@ -64,7 +64,7 @@ pub struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
-    /// What the command line asks for.
+    /// Returns what the command line asks for.
     pub fn of(asked: &'a cli::Verify) -> Self {
         Self {
             module: asked.module,
@@ -93,7 +93,7 @@ extern "C" fn interrupted(signal: libc::c_int) {
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
-/// An error once somebody has interrupted it.
+/// Returns an error once somebody has interrupted the program.
 fn go_on() -> Result<()> {
     match INTERRUPTED.load(Ordering::Relaxed) {
         true => bail!("interrupted"),
@@ -104,9 +104,10 @@ fn go_on() -> Result<()> {
 /// The file of the report, and its path.
 type ReportFile = (File, PathBuf);
 
-/// Opens the report before anything is tried: what takes minutes is not to be lost for want of a folder.
-/// Without a name it goes into this folder, or where temporary files go. `None`: neither takes a file,
-/// which says nothing about GPUs and NICs: what was found is told all the same.
+/// Opens the report before anything is tried: what takes minutes must not be lost for want of a
+/// folder. Without a name the report goes into this folder, or where temporary files go. Returns
+/// `None` if neither takes a file, which says nothing about GPUs and NICs: what was found is told
+/// all the same.
 fn report_file(wanted: &Wanted, time: &str) -> Result<Option<ReportFile>> {
     let open = |path: PathBuf| {
         let file = File::create_new(&path).with_context(|| format!("write the report {}", path.display()));
@@ -136,8 +137,8 @@ fn no_report(why: &anyhow::Error) {
     eprintln!("peermemctl: no report is kept: {why:#}; --report FILE names another place");
 }
 
-/// Writes the report into its file, and returns its path. A disk that is full is an error where the file
-/// was asked for, and else nothing that the verdict depends on.
+/// Writes the report into its file, and returns its path. A full disk is an error if the file was
+/// asked for; otherwise the verdict does not depend on it.
 fn keep(report: &str, opened: Option<ReportFile>, asked: bool) -> Result<Option<PathBuf>> {
     let Some((mut file, path)) = opened else { return Ok(None) };
     let written = file.write_all(report.as_bytes()).with_context(|| format!("write the report {}", path.display()));
@@ -150,7 +151,8 @@ fn keep(report: &str, opened: Option<ReportFile>, asked: bool) -> Result<Option<
     }
 }
 
-/// Runs the checks, and writes the report; also the report's path, if it was kept.
+/// Runs the checks and writes the report. Returns what was found, and the report's path if it was
+/// kept.
 pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, Option<PathBuf>)> {
     let chosen = chosen(wanted.only)?;
     let machine = Machine::look(root);
@@ -188,8 +190,8 @@ pub fn run(root: &Root, wanted: &Wanted) -> Result<(Verify, Option<PathBuf>)> {
     Ok((verify, kept))
 }
 
-/// A check does not end, and maybe never will: what is known is written down, and the module stays
-/// as it is.
+/// Ends the program when a check does not end, and maybe never will: writes down what is known, and
+/// leaves the module as it is.
 fn hang(verify: &mut Verify, hung: VerifyCheck, about: &str, opened: Option<ReportFile>) {
     let root = Root::new(Path::new("/"));
     eprintln!("peermemctl: {} {}", hung.id, hung.message);
@@ -211,12 +213,12 @@ fn hang(verify: &mut Verify, hung: VerifyCheck, about: &str, opened: Option<Repo
     std::process::exit(2);
 }
 
-/// Date and time, UTC.
+/// Returns date and time in UTC.
 fn wall_clock() -> String {
     text::time(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64()))
 }
 
-/// The command line, without the names of files, which may be anybody's.
+/// Returns the command line, without the names of files, which may be anybody's.
 fn arguments() -> Vec<String> {
     let mut words = std::env::args().skip(1);
     let mut kept = Vec::new();
@@ -259,7 +261,8 @@ fn plan<'a>(wanted: &'a Wanted, begun: Instant, seed: u64) -> ways::Plan<'a> {
     ways::Plan { words: wanted.ways, depth, until: begun + Duration::from_secs(seconds), seed }
 }
 
-/// The GPUs and the NICs that are asked for; without a name all, of NICs those with an active port.
+/// Returns the GPUs and the NICs that are asked for. Without a name these are all GPUs, or all NICs
+/// with an active port.
 pub fn devices<'a>(
     machine: &'a Machine,
     gpu: Option<&str>,
@@ -282,7 +285,7 @@ fn without_a_link(machine: &Machine, nic: Option<&str>) -> Vec<String> {
     left_out.map(|rdma| rdma.name.clone()).collect()
 }
 
-/// Answers `matrix`: measured, or, of a recorded machine, what doctor expects.
+/// Answers `matrix`: measures this machine, or says of a recorded one what doctor expects.
 pub fn matrix(root: &Root, gpu: Option<&str>, nic: Option<&str>) -> Result<Matrix> {
     let machine = Machine::look(root);
     if root.is_live() {
@@ -324,7 +327,7 @@ pub fn measured(machine: &Machine, gpu: Option<&str>, nic: Option<&str>) -> Resu
     Ok(Matrix { measured: true, ..expected(machine, nic, verify.pairs, missing) })
 }
 
-/// What can be tried of a GPU without a NIC, and of a NIC without a GPU.
+/// Tries what can be tried of a GPU without a NIC, and of a NIC without a GPU.
 fn alone(
     machine: &Machine,
     gpus: &[&crate::pci::Device],
@@ -358,7 +361,7 @@ fn alone(
     }
 }
 
-/// GPU memory is handed out as a dma-buf, as programs ask for it.
+/// Exports GPU memory as a dma-buf, in the ways in which programs ask for it.
 fn exports(address: &str, coherent: bool) -> Result<Held> {
     const SIZE: usize = 2 * rig::MIB;
     let cuda = Cuda::open()?;
@@ -383,7 +386,7 @@ fn exports(address: &str, coherent: bool) -> Result<Held> {
     Ok(Held::Yes(format!("a dma-buf of {}", text::bytes(SIZE as u64)), details))
 }
 
-/// Bytes of the host's memory go through a NIC and come back.
+/// Sends bytes of the host's memory through a NIC and back, and compares them.
 fn nic_alone(machine: &Machine, nic: &crate::rdma::RdmaDevice) -> Result<Held> {
     const SIZE: usize = 4 * rig::KIB;
     let verbs = Verbs::open()?;
@@ -401,7 +404,7 @@ fn nic_alone(machine: &Machine, nic: &crate::rdma::RdmaDevice) -> Result<Held> {
     Ok(Held::Yes(format!("{} of host memory, written by the NIC to itself", text::bytes(SIZE as u64)), Vec::new()))
 }
 
-/// A process that a check started; its exit code.
+/// Runs a process that a check started, and returns its exit code.
 pub fn process(root: &Root, kind: &str, wanted: &Wanted) -> Result<u8> {
     process::end_with_parent()?;
     if kind == ways::PRELOAD {
@@ -426,14 +429,14 @@ fn chosen(only: &[String]) -> Result<Vec<&'static Check>> {
     Ok(CHECKS.iter().filter(is_wanted).collect())
 }
 
-/// An active port, or any.
+/// Returns an active port of a NIC, or its first port if none is active.
 fn port(device: &crate::rdma::RdmaDevice) -> Option<String> {
     let active = device.ports.iter().find(|port| port.state == "ACTIVE");
     active.or(device.ports.first()).map(|port| port.number.clone())
 }
 
-/// The GPU's address, and that GPU with a NIC, if there are both. An error: there is not what was
-/// asked for.
+/// Returns the GPU's address, and that GPU with a NIC if there are both. Returns an error if what
+/// was asked for is not there.
 fn places(machine: &Machine, wanted: &Wanted) -> Result<(Option<String>, Option<Place>)> {
     let gpu = match wanted.gpu {
         Some(text) => Some(select::gpu(machine, text)?),
@@ -449,8 +452,8 @@ fn places(machine: &Machine, wanted: &Wanted) -> Result<(Option<String>, Option<
     Ok((gpu.map(|gpu| gpu.address.clone()), gpu.zip(nic).and_then(both)))
 }
 
-/// All that is wanted, into `verify`. An error means that the module could not be brought back, or
-/// that somebody interrupted it.
+/// Runs all passes that are wanted, with results in `verify`. An error means that the module could
+/// not be brought back, or that somebody interrupted the program.
 fn passes(run: &Run, machine: Machine, gpu: Option<&str>, comparison: Option<&str>, verify: &mut Verify) -> Result<()> {
     let (root, wanted) = (run.root, run.wanted);
     verify.facts = facts(&machine, run.place);
@@ -501,7 +504,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// The passes that need the module, which is loaded.
+    /// Runs the passes that need the module, which is loaded.
     fn loaded(&self, place: &Place, found: &Found, comparison: Option<&str>, verify: &mut Verify) -> Result<()> {
         let question =
             "May nvidia_peermem be unloaded and loaded again for the tests, also with the other kind of pins? \
@@ -535,7 +538,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// All checks with the loaded module; `comparison` says whose that is, if it does not count.
+    /// Runs all checks with the loaded module. `comparison` says whose module that is, if it does
+    /// not count.
     fn pass(
         &self,
         place: &Place,
@@ -572,7 +576,7 @@ impl Run<'_> {
     }
 }
 
-/// One check, what it left behind, and what the kernel said meanwhile.
+/// Runs one check, and looks at what it left behind and at what the kernel said meanwhile.
 fn one(rig: &rig::Rig, conditions: &Conditions, check: &Check) -> Result<Held> {
     const PATIENCE: Duration = Duration::from_secs(20);
     let before = checks::Level::now(conditions.root);
@@ -596,7 +600,7 @@ fn one(rig: &rig::Rig, conditions: &Conditions, check: &Check) -> Result<Held> {
     }
 }
 
-/// What became of a check.
+/// Runs a check and returns how it ended.
 fn judged(id: &str, run: impl FnOnce() -> Result<Held>) -> VerifyCheck {
     let start = Instant::now();
     let (level, message, details) = match run() {
@@ -608,7 +612,7 @@ fn judged(id: &str, run: impl FnOnce() -> Result<Held>) -> VerifyCheck {
     VerifyCheck { id: id.to_owned(), level, message, details, ms }
 }
 
-/// GPU memory is allocated, written, read and freed: libcuda and the driver work.
+/// Allocates, writes, reads and frees GPU memory, which shows that libcuda and the driver work.
 fn gpu_memory(address: &str) -> Result<Held> {
     const SIZE: usize = 16 * rig::MIB;
     let cuda = Cuda::open()?;
@@ -633,7 +637,7 @@ fn gpu_memory(address: &str) -> Result<Held> {
     Ok(Held::Yes(format!("{} written and read by the CPU", text::bytes(size as u64)), details))
 }
 
-/// What the tests of the module need and this machine lacks.
+/// Lists what the tests of the module need and this machine lacks.
 fn missing(machine: &Machine) -> Vec<String> {
     let mut missing = missing_hardware(machine);
     if machine.loaded.is_none() {
@@ -647,7 +651,7 @@ fn missing(machine: &Machine) -> Vec<String> {
     missing
 }
 
-/// What every test needs and this machine lacks.
+/// Lists what every test needs and this machine lacks.
 pub fn missing_hardware(machine: &Machine) -> Vec<String> {
     let mut missing = Vec::new();
     match (machine.gpus().is_empty(), Cuda::open()) {
@@ -666,7 +670,7 @@ pub fn missing_hardware(machine: &Machine) -> Vec<String> {
     missing
 }
 
-/// Versions, and where the devices are.
+/// Lists versions, and where the devices are.
 fn facts(machine: &Machine, place: Option<&Place>) -> Vec<Fact> {
     let root = machine.root;
     let mut facts = Vec::new();
@@ -722,7 +726,7 @@ fn facts(machine: &Machine, place: Option<&Place>) -> Vec<Fact> {
     facts
 }
 
-/// The report: a recorded machine, for `--root`, with the results in front of it.
+/// Returns the report: a recorded machine, for `--root`, with the results in front of it.
 fn report(root: &Root, verify: &Verify, about: &str, error: Option<&str>) -> String {
     let mut results = Page::of_width(100, Detail::Verbose).show(&answer::Answer::Verify(Box::new(verify.clone())));
     if let Some(error) = error {

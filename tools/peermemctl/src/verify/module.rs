@@ -37,7 +37,7 @@ impl Load {
     }
 }
 
-/// Unloads it; an error where somebody uses it.
+/// Unloads the module. Returns an error if somebody uses it.
 pub fn unload() -> Result<()> {
     run("rmmod", &[NAME])
 }
@@ -56,7 +56,7 @@ fn is_loaded(root: &Root) -> bool {
     kernel::loaded_modules(root).contains_key(NAME)
 }
 
-/// How often the loaded module is used.
+/// Returns how often the loaded module is used.
 pub fn references(root: &Root) -> Option<i64> {
     kernel::loaded_modules(root).get(NAME)?.refcount
 }
@@ -72,7 +72,7 @@ pub enum Pins {
     Either,
 }
 
-/// What the loaded module promises.
+/// Returns what the loaded module promises for registered memory that is freed.
 pub fn pins(root: &Root) -> Pins {
     if let Ok(stats) = peermem::stats(root) {
         return match stats.text("mode") {
@@ -88,13 +88,13 @@ pub fn pins(root: &Root) -> Pins {
     }
 }
 
-/// Whether the loaded module is this project's.
+/// Returns whether the loaded module is this project's.
 pub fn is_ours(root: &Root) -> bool {
     root.exists(peermem::DIR)
 }
 
-/// Whose, version and parameters of the loaded module; `None` if none is. `whose`, if that is
-/// known.
+/// Describes the loaded module: whose it is, its version and its parameters; `None` if none is
+/// loaded. `whose` says whose it is, if that is known.
 pub fn words(root: &Root, whose: Option<&str>) -> Option<String> {
     if !is_loaded(root) {
         return None;
@@ -142,7 +142,8 @@ impl Found {
         Self { load: Some(Load { file: None, parameters }), stays }
     }
 
-    /// As it was, with the other kind of pins; `None` where it knows one kind only.
+    /// Returns how to load the module as it was, but with the other kind of pins; `None` if it
+    /// knows one kind only.
     pub fn other_pins(&self, root: &Root) -> Option<Load> {
         let current = parameters(root).get(PERSISTENT)?.clone();
         let other = if pins(root) == Pins::Revocable { "1" } else { "0" };
@@ -155,12 +156,12 @@ impl Found {
         Some(Load { file: None, parameters: kept.chain([format!("{PERSISTENT}={other}")]).collect() })
     }
 
-    /// How it is loaded if it is not, or again.
+    /// Returns how to load the module, for the first time or again.
     pub fn again(&self) -> Load {
         self.load.clone().unwrap_or(Load { file: None, parameters: Vec::new() })
     }
 
-    /// The machine as it was found.
+    /// Restores the machine as it was found.
     pub fn restore(&self, root: &Root) -> Result<()> {
         if is_loaded(root) {
             unload()?;
@@ -173,7 +174,7 @@ fn not_root() -> Option<String> {
     (!rustix::process::geteuid().is_root()).then(|| "only root loads and unloads modules".to_owned())
 }
 
-/// Whose module a file is, for the question whether it may be loaded.
+/// Says whose module a file is, for the question whether it may be loaded.
 pub fn file_words(root: &Root, file: &std::path::Path) -> Result<String> {
     let path = file.canonicalize().with_context(|| format!("--compare {}", file.display()))?;
     let module = ModuleFile::read(root, &path.to_string_lossy()).context("--compare")?;
@@ -185,7 +186,7 @@ pub fn file_words(root: &Root, file: &std::path::Path) -> Result<String> {
     Ok(whose.to_owned())
 }
 
-/// Asks on the terminal; without one the answer is no.
+/// Asks on the terminal. Without a terminal the answer is no.
 pub fn agreed(yes: bool, question: &str) -> bool {
     if yes || !std::io::stdin().is_terminal() {
         return yes;

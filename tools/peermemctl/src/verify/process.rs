@@ -36,9 +36,10 @@ pub fn command(words: &[&OsStr], kind: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Lets this process be killed when its parent ends, however that ends: it may wait for a NIC, or
-/// register for minutes, and would go on with nobody who reads what it prints. Parent is the thread that
-/// started it: each waits for its processes. An error: the parent has ended already.
+/// Has this process killed when its parent ends, however that ends: it may wait for a NIC, or
+/// register for minutes, and would go on although nobody reads what it prints. The parent is the
+/// thread that started it, and each thread waits for its processes. An error means that the parent
+/// has ended already.
 pub fn end_with_parent() -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("ask to be ended with the parent")?;
     // The kernel tells of no parent that ended before it was asked.
@@ -98,7 +99,7 @@ impl Child {
         Ok(Self { child, input, output })
     }
 
-    /// Until it has registered.
+    /// Waits until the process has registered.
     pub fn ready(&mut self) -> Result<()> {
         let mut line = String::new();
         self.output.read_line(&mut line).context("read from the process")?;
@@ -108,7 +109,7 @@ impl Child {
         }
     }
 
-    /// Lets it end; what it counted.
+    /// Lets the process end, and returns what it counted.
     pub fn finish(mut self) -> Result<Counts> {
         drop(self.input.take());
         let (counts, status, said) = self.end()?;
@@ -116,13 +117,14 @@ impl Child {
         Ok(counts)
     }
 
-    /// kill -9, and until it is gone.
+    /// Kills the process with SIGKILL, waits until it is gone, and returns its last counts.
     pub fn kill(mut self) -> Result<Counts> {
         self.child.kill().context("kill -9")?;
         Ok(self.end()?.0)
     }
 
-    /// Until it is gone: the last counts, how it ended, its other words.
+    /// Waits until the process is gone, and returns its last counts, how it ended, and its other
+    /// words.
     fn end(&mut self) -> Result<(Counts, ExitStatus, String)> {
         let mut text = Vec::new();
         self.output.read_to_end(&mut text).context("read from the process")?;
@@ -145,8 +147,8 @@ impl Drop for Child {
 /// Processes of the storm at a time.
 const AT_ONCE: u64 = 4;
 
-/// Lives of processes until the time is up, half of which end by kill -9; what all counted, and how
-/// many were killed.
+/// Starts processes until the time is up, and kills half of them with SIGKILL. Returns what all of
+/// them counted, and how many were killed.
 pub fn storm(conditions: &Conditions) -> Result<(Counts, u64)> {
     let end = Instant::now() + conditions.storm;
     let lives = |slot: u64| -> Result<(Counts, u64)> {
@@ -177,7 +179,7 @@ pub fn storm(conditions: &Conditions) -> Result<(Counts, u64)> {
     })
 }
 
-/// What such a process does; its exit code.
+/// Does the work of such a process, and returns its exit code.
 pub fn run(root: &Root, kind: &str, place: &Place, seed: u64) -> u8 {
     let done = rig::with(root, place, |rig| match kind {
         MOVER => mover(rig, seed),
@@ -195,7 +197,7 @@ pub fn run(root: &Root, kind: &str, place: &Place, seed: u64) -> u8 {
     }
 }
 
-/// A line for the parent; if that is gone, so shall we be.
+/// Writes a line for the parent. Ends this process if the parent is gone.
 fn say(line: &str) {
     let mut out = std::io::stdout();
     if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
@@ -203,7 +205,7 @@ fn say(line: &str) {
     }
 }
 
-/// Set once the input has ended.
+/// Returns a flag that is set once the input has ended.
 fn end_of_input() -> Arc<AtomicBool> {
     let ended = Arc::new(AtomicBool::new(false));
     let set = Arc::clone(&ended);
@@ -236,7 +238,7 @@ fn mover(rig: &Rig, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Runs `run` in a child of fork, which then ends at once; its exit code.
+/// Runs `run` in a child of fork, which then ends at once, and returns its exit code.
 fn in_child(run: impl FnOnce() -> i32) -> Result<i32> {
     // SAFETY: The child runs `run`, which takes no lock that another thread may have held, and ends
     // without unwinding.
@@ -266,8 +268,8 @@ fn exec() -> i32 {
     127
 }
 
-/// The parent's registration outlives a child that exits, one that runs exec, and one that
-/// deregisters another.
+/// Checks that the parent's registration outlives a child that exits, one that runs exec, and one
+/// that deregisters another registration.
 fn forks(rig: &Rig, seed: u64, deregister: bool) -> Result<()> {
     const SIZE: usize = MIB;
     let mut rng = Rng::with_seed(seed);
@@ -300,7 +302,7 @@ fn forks(rig: &Rig, seed: u64, deregister: bool) -> Result<()> {
     Ok(())
 }
 
-/// Everything at random until the input ends.
+/// Does everything at random until the input ends.
 fn life(rig: &Rig, seed: u64) -> Result<()> {
     const LARGEST: usize = 8 * MIB;
     const PIECE: usize = 2 * GPU_PAGE;

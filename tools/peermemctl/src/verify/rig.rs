@@ -46,7 +46,7 @@ pub struct Conditions<'a> {
     pub seed: u64,
 }
 
-/// Opens both, and runs `run` with them.
+/// Opens the GPU and the NIC, and runs `run` with them.
 pub fn with<T>(root: &Root, place: &Place, run: impl FnOnce(&Rig) -> Result<T>) -> Result<T> {
     let cuda = Cuda::open()?;
     let gpu = cuda.gpu(&place.gpu).with_context(|| format!("GPU {}", place.gpu))?;
@@ -58,7 +58,7 @@ pub fn with<T>(root: &Root, place: &Place, run: impl FnOnce(&Rig) -> Result<T>) 
 }
 
 impl<'a> Rig<'a> {
-    /// A connection of the NIC with itself. One that saw an error is of no more use.
+    /// Connects the NIC to itself. A connection that saw an error is of no more use.
     pub fn link(&self) -> Result<Loopback<'a>> {
         self.domain.pair(self.port)
     }
@@ -68,7 +68,7 @@ impl<'a> Rig<'a> {
         self.domain.register(memory.address() + offset as u64, length)
     }
 
-    /// Registered memory of the host, with random contents.
+    /// Registers memory of the host, with random contents.
     pub fn host(&self, size: usize, rng: &mut Rng) -> Result<Side<'a>> {
         let mut bytes = vec![0; size];
         let region = self.domain.register(bytes.as_mut_ptr() as u64, size).context("register host memory")?;
@@ -77,7 +77,7 @@ impl<'a> Rig<'a> {
         Ok(side)
     }
 
-    /// Registered memory of the GPU, with random contents.
+    /// Allocates and registers memory of the GPU, with random contents.
     pub fn on_gpu(&self, size: usize, rng: &mut Rng) -> Result<Side<'a>> {
         let memory = self.gpu.allocate(size)?;
         let region = self.register(&memory, 0, size).context("register GPU memory")?;
@@ -112,12 +112,12 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// The place of a byte, for a request.
+    /// Returns the place of a byte, for a request.
     pub fn at(&self, offset: usize) -> At<'_, 'a> {
         (&self.region, self.address() + offset as u64)
     }
 
-    /// New random contents.
+    /// Fills a part with new random contents.
     pub fn refill(&mut self, part: Range<usize>, rng: &mut Rng) -> Result<()> {
         let wanted = self.wanted.get_mut(part.clone()).context("a part outside")?;
         rng.fill(wanted);
@@ -128,7 +128,7 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    /// Whether `part` holds what it must, and what lies within a GPU page of it.
+    /// Checks that `part` holds what it must, and also what lies within a GPU page of it.
     pub fn check(&self, what: &str, part: Range<usize>) -> Result<()> {
         let around = part.start.saturating_sub(GPU_PAGE)..(part.end + GPU_PAGE).min(self.size());
         let wanted = self.wanted.get(around.clone()).context("a part outside")?;
@@ -139,12 +139,12 @@ impl<'a> Side<'a> {
         same(what, &got, wanted, around.start)
     }
 
-    /// A word, as it must be.
+    /// Returns a word as it must be.
     pub fn word(&self, at: usize) -> u64 {
         self.wanted.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
     }
 
-    /// Deregisters it; the memory.
+    /// Deregisters the memory, and returns it if it is the GPU's.
     pub fn deregister(self) -> io::Result<Option<Memory<'a>>> {
         self.region.deregister()?;
         Ok(match self.place {
@@ -154,7 +154,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Which bytes differ, in words.
+/// Compares bytes, and returns an error that says in words which ones differ.
 pub fn same(what: &str, got: &[u8], wanted: &[u8], begin: usize) -> Result<()> {
     if got == wanted {
         return Ok(());

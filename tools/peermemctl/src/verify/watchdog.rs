@@ -18,8 +18,8 @@ pub struct Watchdog<T> {
 }
 
 impl<T: Send + 'static> Watchdog<T> {
-    /// `late` is called with what was known and with what is to be said of a check that has not
-    /// ended in time.
+    /// Starts the watchdog. If a check does not end in time, it calls `late` with what was known
+    /// and with what is to be said of that check.
     pub fn new(late: impl FnOnce(T, VerifyCheck) + Send + 'static) -> Self {
         let (tell, told) = channel::<Begun<T>>();
         thread::spawn(move || {
@@ -46,7 +46,8 @@ impl<T: Send + 'static> Watchdog<T> {
     }
 }
 
-/// Where the threads of this process wait in the kernel, as far as this user may see.
+/// Returns the result of a check that has not ended, with the places where the threads of this
+/// process wait in the kernel, as far as this user may see them.
 fn hung(id: &str, since: Duration) -> VerifyCheck {
     let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let stacks = threads.filter_map(|thread| fs::read_to_string(thread.path().join("stack")).ok());

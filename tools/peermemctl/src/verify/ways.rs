@@ -68,7 +68,7 @@ pub struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Within this a request ends, or the NIC hangs.
+    /// Returns the time within which a request ends; a NIC that takes longer hangs.
     fn patience(&self) -> Duration {
         Duration::from_secs(if self.depth == Depth::Quick { 3 } else { 10 })
     }
@@ -78,7 +78,7 @@ impl Plan<'_> {
     }
 }
 
-/// The ways that are tried with a GPU and a NIC; with a reason: why one is not.
+/// Returns the ways to try with a GPU and a NIC, each with the reason if it is not to be tried.
 fn wanted(machine: &Machine, plan: &Plan, gpu: &Device, nic: &RdmaDevice) -> Vec<(Way, Option<String>)> {
     let of = |word: WayWord, ways: Vec<Way>| {
         let asked = plan.asks_for(word);
@@ -104,7 +104,7 @@ struct Learned {
     hung: BTreeMap<(String, Way), String>,
 }
 
-/// Tries what `plan` asks for with each of these GPUs and NICs, into `verify`.
+/// Tries what `plan` asks for with each of these GPUs and NICs, and puts the results into `verify`.
 pub fn run(
     machine: &Machine,
     plan: &Plan,
@@ -194,7 +194,7 @@ fn distance(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Option<Distanc
     Some(gpu.way_to(machine.pci(nic.pci.as_deref()?)?).distance)
 }
 
-/// What NCCL does with a GPU and a NIC, in a word or two.
+/// Says what NCCL does with a GPU and a NIC, in a few words.
 fn nccl(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Option<String> {
     use crate::consumer::{self, Does};
     let pairings = consumer::pairings(machine);
@@ -385,7 +385,8 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Measures what the NIC moves between host and GPU, and beside that what the link can do.
+    /// Measures how fast the NIC moves bytes between host and GPU, and how fast the link alone can
+    /// be.
     fn rates<'a>(
         &self,
         found: &mut VerifyWay,
@@ -456,7 +457,7 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Warns of a way that works, and is slow.
+    /// Adds a warning to a way that works and is slow.
     fn judge_speed(&self, found: &mut VerifyWay) {
         let Some(slower) = found.slower() else { return };
         let (limit, by) = (found.limit.unwrap_or_default(), found.limit_by.clone().unwrap_or_default());
@@ -468,8 +469,8 @@ impl Target<'_> {
     }
 }
 
-/// Returns the median of rounds, and how far they lie apart as a part of it; `None` for the latter where
-/// there is one round only.
+/// Returns the median of rounds, and how far they lie apart as a part of the median. The latter is
+/// `None` if there is one round only.
 fn middle(mut rates: Vec<f64>) -> Option<(f64, Option<f64>)> {
     rates.sort_by(f64::total_cmp);
     let median = rates.get(rates.len() / 2).copied()?;
@@ -477,7 +478,7 @@ fn middle(mut rates: Vec<f64>) -> Option<(f64, Option<f64>)> {
     Some((median, (rates.len() > 1).then(|| (most - least) / median)))
 }
 
-/// Where registrations begin, and how long they are.
+/// Returns where registrations begin, and how long they are.
 fn classes(depth: Depth, span: usize) -> Vec<(usize, usize)> {
     const PAGE: usize = 4 * KIB;
     let starts: &[usize] = match depth {
@@ -564,7 +565,7 @@ fn preloaded(
     Ok(())
 }
 
-/// Is the process with the preload library: prints a line for each NIC.
+/// Runs as the process that has the preload library, and prints a line for each NIC.
 pub fn preload_process(root: &Root, plan: &Plan, gpu: &str) -> Result<u8> {
     let machine = Machine::look(root);
     let gpu = crate::select::gpu(&machine, gpu)?;
