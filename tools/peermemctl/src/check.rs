@@ -5,7 +5,7 @@ use crate::catalogue;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How it is.
+/// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Level {

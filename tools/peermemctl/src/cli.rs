@@ -10,7 +10,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::ArgValueCandidates;
 use std::path::PathBuf;
 
-/// What --help ends with.
+/// The end of the text that --help prints.
 const AFTER_HELP: &str = "Exit codes of status, doctor and check: 0 usable, 1 usable with warnings, 2 not usable (or the command failed), 3 unknown. \
     Of check --plugin: 0 usable, 1 not usable, 2 unknown. Of verify and matrix: as of check, by what was tried; \
     of verify --module: 0 all held, 1 something was not tried, 2 something does not hold, 3 the machine lacks what it needs. Of the others: 0 fine, 1 warning, 2 broken (or the command failed).";

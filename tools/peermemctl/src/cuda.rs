@@ -17,13 +17,13 @@ const HANDLE_TYPE_DMA_BUF_FD: c_int = 1;
 /// How the GPU driver maps a dma-buf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mapping {
-    /// As it likes.
+    /// The driver chooses.
     Default = 0,
     /// Through PCIe, also where there is a coherent link (CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE).
     Pcie = 1,
 }
 
-/// The library.
+/// The library libcuda.
 pub struct Cuda {
     lib: Library,
 }
@@ -135,7 +135,7 @@ impl<'a> Gpu<'a> {
         let mut at: DevicePointer = 0;
         call!(self.cuda, "cuMemAlloc_v2", (*mut DevicePointer, usize), &mut at, size)?;
         let memory = Memory { cuda: self.cuda, at, size };
-        // Copies of ours shall see what the NIC wrote before.
+        // This makes our copies see what the NIC wrote before.
         let on: c_uint = 1;
         call!(
             self.cuda,
@@ -212,7 +212,7 @@ impl Memory<'_> {
 
     /// Frees the memory.
     pub fn free(self) -> Result<()> {
-        // Not once more.
+        // ManuallyDrop keeps the memory from being freed twice.
         let this = std::mem::ManuallyDrop::new(self);
         call!(this.cuda, "cuMemFree_v2", (DevicePointer), this.at)
     }

@@ -12,7 +12,7 @@ use std::ffi::OsString;
 /// Variables by name.
 type Variables = BTreeMap<String, String>;
 
-/// Whose environment is meant where nobody names another.
+/// The environment that is meant if nobody names another.
 const OWN: &str = "this shell";
 
 /// The topology that a platform gives NCCL.
@@ -32,9 +32,9 @@ pub struct TopologyFile {
 pub struct Environment {
     /// Whose it is, in words.
     pub whose: String,
-    /// Whether somebody named a process or a command line, which the verdict is for then.
+    /// Whether somebody named a process or a command line; then the verdict is for that.
     pub is_chosen: bool,
-    /// What may set variables in a way that is not understood, in words.
+    /// The things that may set variables in a way that is not understood, in words.
     pub not_understood: Vec<String>,
     variables: Variables,
     /// NCCL's files with their variables; the environment and the first file win.
@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(words("UCX_IB_GPU_DIRECT_RDMA").as_deref(), Some("UCX_IB_GPU_DIRECT_RDMA=yes"));
         assert_eq!(words("UCX_CUDA_COPY_DMABUF"), None);
         assert_eq!(seven.doubt_of_ucx(), None);
-        // That the system's file says no may not count.
+        // The system's file says no, which may not count.
         assert_eq!(
             eight.doubt_of_ucx().as_deref(),
             Some("whether the UCX in /opt/ucx/lib reads /etc/ucx/ucx.conf is not known")

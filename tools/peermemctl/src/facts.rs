@@ -8,12 +8,12 @@ use std::cmp::Ordering;
 pub struct Rule {
     /// The program, driver or kernel that has the versions.
     pub of: &'static str,
-    /// The first version for which it holds; `None`: since ever.
+    /// The first version for which it holds; `None` if it has always held.
     pub from: Option<&'static str>,
-    /// The first version for which it holds no more; `None`: not known to end.
+    /// The first version for which it holds no more; `None` if it is not known to end.
     pub before: Option<&'static str>,
     pub what: &'static str,
-    /// Where that was read.
+    /// The place where that was read.
     pub source: &'static str,
 }
 
@@ -296,8 +296,8 @@ pub const EFA_LIBFABRIC: Rule = rule(
     "ofiwg/libfabric#12019",
 );
 
-/// The drivers of RDMA devices that register dma-bufs: module, and the kernel from which on the
-/// kernel's own driver does.
+/// The drivers of RDMA devices that register dma-bufs: each module, with the first kernel whose own
+/// driver does so.
 pub const DMA_BUF_DRIVERS: [(&str, &str, &str); 6] = [
     ("mlx5_ib", "5.12", "drivers/infiniband/hw/mlx5/main.c"),
     ("efa", "5.16", "drivers/infiniband/hw/efa/efa_main.c"),

@@ -14,7 +14,7 @@ const SYMBOLS: [&str; 5] = [
     "nvidia_p2p_get_pages_persistent",
 ];
 
-/// How the functions of RDMA drivers are called that register dma-bufs.
+/// The end of the names of those functions in RDMA drivers that register dma-bufs.
 pub const REGISTERS_DMA_BUF: &str = "_reg_user_mr_dmabuf";
 
 /// Returns whether the verdicts need a symbol; a recorded tree keeps only these.
@@ -36,7 +36,7 @@ pub fn release(root: &Root) -> Option<String> {
 /// module writes. In a container they are usually not: there the module's numbers belong to no
 /// process, or to another one.
 pub fn has_initial_pids(root: &Root) -> bool {
-    // PROC_PID_INIT_INO: the same in every kernel.
+    // PROC_PID_INIT_INO is the same in every kernel.
     const INITIAL: &str = "pid:[4026531836]";
     // The namespace of a /proc is that of its process 1, which root may ask; our own is the same,
     // but where the host's /proc was mounted. A recorded tree has neither, and is of no container.
@@ -67,8 +67,9 @@ pub fn exporter(root: &Root, release: &str, symbol: &str) -> Option<String> {
     list.lines().find(|line| exports(line)).and_then(|line| line.split_ascii_whitespace().nth(2)).map(str::to_owned)
 }
 
-/// Where OFED leaves what modules are built against: below it, the architecture and the kernel, or in older
-/// releases the kernel. The package for DKMS and the one with modules have folders of their own.
+/// The folders in which OFED leaves what modules are built against. Below them are the architecture
+/// and the kernel, or in older releases the kernel. The package for DKMS and the one with modules
+/// have folders of their own.
 pub const OFED_SOURCES: [&str; 2] = ["/usr/src/ofa_kernel", "/usr/src/ofa_kernel-dkms"];
 
 /// Returns the file that has a kernel's configuration, and its text.
@@ -83,7 +84,8 @@ pub fn is_of_configuration(line: &str) -> bool {
     line.contains("CONFIG_INFINIBAND") || line.contains("CONFIG_ARM64_") && line.contains("_PAGES")
 }
 
-/// Where DKMS has what it built of OFED: below it, version, kernel and architecture.
+/// The folder in which DKMS has what it built of OFED. Below it are version, kernel and
+/// architecture.
 const OFED_DKMS: &str = "/var/lib/dkms/mlnx-ofed-kernel";
 
 /// Returns the other kernels for which an RDMA core is installed that exports `symbol`: as depmod found it,
@@ -116,14 +118,14 @@ pub fn exported_symbol(line: &str) -> Option<&str> {
 
 /// A loaded module.
 pub struct Loaded {
-    /// How often it is used; of nvidia-peermem: its live registrations. `None` where the kernel
-    /// does not count, since it unloads no module.
+    /// How often it is used, which for nvidia-peermem is its number of live registrations. `None`
+    /// if the kernel does not count, since it unloads no module.
     pub refcount: Option<i64>,
     /// Modules that use it.
     pub used_by: Vec<String>,
     /// `Live`, `Loading` or `Unloading`.
     pub state: String,
-    /// Whether the kernel's makers did not build it with the kernel.
+    /// Whether somebody else than the kernel's makers built it, apart from the kernel.
     pub out_of_tree: bool,
 }
 
@@ -157,11 +159,11 @@ fn module(line: &str) -> Option<(String, Loaded)> {
     let name = words.next()?.to_owned();
     let refcount = words.nth(1).and_then(|word| word.parse().ok());
     let used_by = words.next().unwrap_or_default().split(',');
-    // "-": by none. "[permanent]": by nobody, and it stays.
+    // "-" means that no module uses it, "[permanent]" that it cannot be unloaded.
     let used_by = used_by.filter(|user| !user.is_empty() && *user != "-" && !user.starts_with('['));
     let used_by = used_by.map(str::to_owned).collect();
     let state = words.next().unwrap_or_default().to_owned();
-    // Behind the address: "(OE)".
+    // The taint follows the address: "(OE)".
     let out_of_tree = words.nth(1).is_some_and(|letters| letters.contains('O'));
     Some((name, Loaded { refcount, used_by, state, out_of_tree }))
 }

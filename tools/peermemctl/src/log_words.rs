@@ -47,10 +47,10 @@ pub const PCIE_RECOVERED: &str = "evice recovery successful";
 /// them first, no other line may tell of the error.
 const PCIE_FAILED: &str = "evice recovery failed";
 
-/// What a driver writes of the health of its NIC.
+/// The words that a driver writes about the health of its NIC.
 pub struct Nic {
-    /// How lines of it name the driver. Those of an RDMA driver have the PCI function's driver, as
-    /// `__ibdev_printk` of drivers/infiniband/core/device.c writes it.
+    /// The name that its lines have for the driver. Those of an RDMA driver have the PCI function's
+    /// driver, as `__ibdev_printk` of drivers/infiniband/core/device.c writes it.
     pub driver: &'static str,
     /// The check that tells of it.
     pub id: &'static str,
@@ -85,7 +85,7 @@ pub const NICS: [Nic; 5] = [
             "unrecoverable hardware error",
             "Will cause a leak of a command resource",
         ],
-        // The second is of each start of the driver (mlx5_load() of main.c).
+        // The second is written at each start of the driver (mlx5_load() of main.c).
         well: &["health recovery succeeded", "firmware version: "],
     },
     // bnxt.c of drivers/net/ethernet/broadcom/bnxt, and qplib_rcfw.c of drivers/infiniband/hw/bnxt_re, of 7.2.
@@ -103,7 +103,7 @@ pub const NICS: [Nic; 5] = [
 ];
 const IRDMA: [&str; 4] = ["critical PE Error", "HMC Error", "PE Push Error", "Requesting a reset"];
 
-/// Other words of lines that are about GPUs and RDMA.
+/// Other words of lines about GPUs and RDMA.
 const TOPICS: [&str; 11] = [
     "nvidia",
     "NVRM",
@@ -120,7 +120,7 @@ const TOPICS: [&str; 11] = [
 /// The kernel writes this where memory is encrypted: arch/x86/mm/mem_encrypt.c of 7.2. Of a host it says "AMD SME",
 /// of a guest "AMD SEV" or "Intel TDX".
 pub const ENCRYPTION: &str = "Memory Encryption Features active:";
-/// Words of configuration only.
+/// Words that count in configuration only.
 const SETTINGS: [&str; 2] = ["memlock", "irdma"];
 /// Modules that GPU memory goes through, beside those of the topics.
 const OTHERS: [&str; 2] = ["[gdrdrv", "[efa"];

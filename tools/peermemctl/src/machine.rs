@@ -19,18 +19,18 @@ pub const OLD_MODULE: &str = "nv_peer_mem";
 pub const OFED_MODULE: &str = "mlx_compat";
 /// The module's name as the kernel writes it.
 pub const NAME: &str = "nvidia_peermem";
-/// Where the kernel shows the module.
+/// The folder in which the kernel shows the module.
 pub const SYS: &str = "/sys/module/nvidia_peermem";
-/// Where some kernels show the clients of the peer-memory core.
+/// The folder in which some kernels show the clients of the peer-memory core.
 pub const PEERS: &str = "/sys/kernel/mm/memory_peers";
 
 /// The symbol that a core with the peer-memory API exports.
 pub const REGISTER: &str = "ib_register_peer_memory_client";
 
-/// What a driver of RDMA devices calls that lets peers answer for memory.
+/// The function that a driver of RDMA devices calls which lets peers answer for memory.
 pub const ASK: &str = "ib_umem_get_peer";
 
-/// What was read of the machine.
+/// The machine, as it was read.
 pub struct Machine<'a> {
     pub root: &'a Root,
     /// The kind of machine that it is.
@@ -39,19 +39,20 @@ pub struct Machine<'a> {
     /// Symbols of interest, with their modules.
     pub symbols: Result<BTreeMap<String, Option<String>>, Missing>,
     pub modules: BTreeMap<String, Loaded>,
-    /// Whether anything told which modules are loaded.
+    /// Whether anything tells which modules are loaded.
     pub modules_read: bool,
     pub log: Result<Vec<String>, Missing>,
-    /// When each of its lines was written, in microseconds since the kernel was booted.
+    /// The time when each line of the log was written, in microseconds since the kernel was booted.
     pub log_times: Vec<u64>,
     /// Whether only the end of the log was read.
     pub log_cut: bool,
-    /// What says that the memory of this virtual machine is encrypted; `None` if nothing does.
+    /// The words that say that the memory of this virtual machine is encrypted; `None` if nothing
+    /// says so.
     pub encrypted: Option<String>,
     pub driver: Option<Driver>,
     pub devices: Vec<Device>,
     pub rdma: Vec<RdmaDevice>,
-    /// What the files of the RDMA devices' drivers say, by module, where they can be read.
+    /// The facts that the files of the RDMA devices' drivers tell, by module, if they can be read.
     pub drivers: BTreeMap<String, NicDriver>,
     /// The module file that modprobe would load.
     pub file: Option<ModuleFile>,
@@ -63,7 +64,7 @@ pub struct Machine<'a> {
     pub callbacks: Result<Vec<Callback>, Missing>,
     /// Clients that /sys/kernel/mm/memory_peers shows.
     pub peers: Vec<String>,
-    /// What nvidia-smi tells by GPU; filled by [`Machine::ask_tools`].
+    /// The facts that nvidia-smi tells of each GPU; [`Machine::ask_tools`] fills them in.
     pub smi: Result<BTreeMap<String, Told>, Silent>,
 }
 
@@ -215,10 +216,10 @@ impl<'a> Machine<'a> {
         let minor = nvidia::minor(self.root, &gpu.address);
         match minor {
             Some(minor) => Some(nodes.contains(&minor)),
-            // NVIDIA's container runtime shows those of the given GPUs alone.
+            // NVIDIA's container runtime shows only the given GPUs in /proc.
             None if self.gpus().iter().any(|gpu| nvidia::minor(self.root, &gpu.address).is_some()) => Some(false),
             None if nodes.is_empty() => Some(false),
-            // Whichever it is, it is like the others.
+            // If all GPUs are alike, it does not matter which node is whose.
             None => {
                 let kind = |gpu: &Device| (gpu.vendor, gpu.device, gpu.driver.clone());
                 self.gpus().iter().all(|other| kind(other) == kind(gpu)).then_some(true)
@@ -299,14 +300,14 @@ impl<'a> Machine<'a> {
     /// Returns whether the kernel, the GPU driver and the driver of a NIC offer registration by dma-buf, if
     /// there is a NIC.
     pub fn dma_buf(&self) -> bool {
-        // NVIDIA offers it in the open flavour only.
+        // NVIDIA offers dma-buf in the open flavour only.
         let nic = self.rdma.is_empty() || self.rdma.iter().any(|nic| way::nic_takes_dma_buf(self, nic).is_yes());
         nic && self.has_symbol("ib_umem_dmabuf_get") == Some(true)
             && self.driver.as_ref().is_some_and(|driver| driver.flavour == Some(nvidia::Flavour::Open))
     }
 }
 
-/// What the file of an RDMA device's driver says.
+/// The facts that the file of an RDMA device's driver tells.
 #[derive(Clone, Debug)]
 pub struct NicDriver {
     pub path: String,

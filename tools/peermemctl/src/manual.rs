@@ -109,5 +109,5 @@ pub fn exit_status(command: &str) -> &'static [Example] {
     }
 }
 
-/// What to read next.
+/// The pages to read next.
 pub const SEE_ALSO: &str = "nvidia-smi(1), rdma(8), rdma-resource(8), ibstat(8), modprobe.d(5), node_exporter(1)";

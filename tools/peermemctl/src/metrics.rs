@@ -82,7 +82,7 @@ pub fn write(text: &str, file: &Path) -> Result<()> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut new = tempfile::NamedTempFile::new_in(folder).with_context(|| format!("write to {}", folder.display()))?;
     std::io::Write::write_all(&mut new, text.as_bytes())?;
-    // Others than root read it.
+    // The collector that reads the file may not be root.
     fs::set_permissions(new.path(), std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
     new.persist(file).with_context(|| format!("write {}", file.display()))?;
     Ok(())

@@ -139,10 +139,10 @@ fn by_kernel(root: &Root, module: &str) -> Option<Line> {
     is_in_it.then(|| Line { file: COMMAND_LINE.to_owned(), text: last.to_owned() })
 }
 
-/// How a module is kept from being loaded.
+/// The way in which a module is kept from being loaded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Block {
-    /// By alias and at boot only; `modprobe NAME` loads it.
+    /// It is not loaded by alias or at boot; `modprobe NAME` loads it.
     Alias,
     /// Modprobe never loads it.
     Always,
@@ -354,7 +354,7 @@ pub fn softdeps(root: &Root, module: &str) -> Vec<(Line, String)> {
 /// Returns the line of an enabled service of systemd, or of the kernel's command line, that loads a
 /// module.
 pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
-    // Those that begin with rd. are for the initial RAM disk, which has a service of its own.
+    // Words that begin with rd. are for the initial RAM disk, which has a service of its own.
     let is_read = |list: &&str| list.starts_with("rd.") || reads_lists(root);
     let lists: Vec<&str> = LOADED_LISTS.into_iter().filter(|list| is_read(list)).collect();
     if let Some(line) = by_command_line(root, &lists, module) {
@@ -366,7 +366,7 @@ pub fn loaded_by_service(root: &Root, module: &str) -> Option<Line> {
         return Some(Line { file: unit.to_owned(), text: "is wanted at boot".to_owned() });
     }
     let unit = wants.iter().find_map(|unit| by_unit(root, unit, module));
-    // Whether their unit is started at boot is not looked at: nobody adds to one that is not.
+    // This does not look whether their unit is started at boot: nobody adds to a unit that is not.
     let drop_ins = || drop_ins(root).find_map(|file| by_unit_file(root, file, "", module));
     let others = || by_script(root, module).or_else(|| by_cron(root, module)).or_else(|| by_cloud_init(root, module));
     unit.or_else(drop_ins).or_else(others)
@@ -417,7 +417,7 @@ fn by_unit(root: &Root, unit: &str, module: &str) -> Option<Line> {
 /// Returns the line of a unit's file, or of one that adds to it, that loads a module.
 fn by_unit_file(root: &Root, file: String, instance: &str, module: &str) -> Option<Line> {
     let text = continued(&root.text(&file).ok()?);
-    // Of a template: what it is enabled for.
+    // In a template, these names stand for what it is enabled for.
     let text = ["%i", "%I", "%j"].iter().fold(text, |text, name| text.replace(name, &instance.replace("\\x2d", "-")));
     let mut lines = text.lines().map(str::trim);
     if let Some(line) = lines.clone().find(|line| pulls(root, line, module)) {
@@ -537,7 +537,8 @@ const SCRIPTS: [&str; 6] = [
     OPENRC,
 ];
 const OPENRC: &str = "/etc/conf.d/modules";
-/// Folders of such scripts: of Red Hat's rhel-loadmodules.service, those that end so, and of cloud-init.
+/// Folders of such scripts, each with the end of their names: Red Hat's, for
+/// rhel-loadmodules.service, and cloud-init's.
 const SCRIPT_FOLDERS: [(&str, &str); 2] =
     [("/etc/sysconfig/modules", ".modules"), ("/var/lib/cloud/scripts/per-boot", "")];
 

@@ -8,26 +8,26 @@ use object::{Object, ObjectSection, ObjectSymbol, SymbolSection};
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
 
-/// Follows a module's ELF image if it is signed.
+/// The words that follow a module's ELF image if it is signed.
 const SIGNED: &[u8] = b"~Module signature appended~\n";
 
 /// The modules whose symbols nvidia-peermem binds to.
 pub const PROVIDERS: [&str; 3] = ["ib_core", "ib_uverbs", "nvidia"];
 
-/// Whose `nvidia-peermem` a file or a loaded module is.
+/// The maker of a file or a loaded module named `nvidia-peermem`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Maker {
-    /// This repository's.
+    /// The module is this repository's.
     Ours,
-    /// NVIDIA's C module.
+    /// The module is NVIDIA's C module.
     Nvidia,
-    /// Somebody else's.
+    /// The module is somebody else's.
     Other,
 }
 
-/// What is read of a module file.
+/// The contents of a module file that are read.
 pub struct ModuleFile {
-    /// Path on that machine.
+    /// Its path on that machine.
     pub path: String,
     /// `key=value` of .modinfo; keys that occur several times keep their first value.
     pub info: BTreeMap<String, String>,

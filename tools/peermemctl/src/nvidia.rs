@@ -110,13 +110,13 @@ pub fn mig_folder(root: &Root, address: &str) -> Option<String> {
     Some(format!("/proc/driver/nvidia/capabilities/gpu{}/mig", minor(root, address)?))
 }
 
-/// What `nvidia-smi` is asked, in one go.
+/// The arguments with which `nvidia-smi` is asked for everything at once.
 pub const SMI: &[&str] = &["-q"];
 
-/// What nvidia-smi tells of one GPU.
+/// The facts that nvidia-smi tells of one GPU.
 #[derive(Default)]
 pub struct Told {
-    /// `NVIDIA GB10`.
+    /// The name, such as `NVIDIA GB10`.
     pub name: Option<String>,
     pub bar1: Option<Bar1>,
     /// `Enabled`, `Disabled` or `N/A`.
@@ -133,7 +133,7 @@ pub struct Told {
 pub struct Fabric {
     /// `Not Started`, `In Progress`, `Completed`, or `N/A` without NVSwitches; GPUs before Hopper have none.
     pub state: String,
-    /// How it ended: `Success` or an error.
+    /// The end of the registration: `Success` or an error.
     pub status: String,
 }
 

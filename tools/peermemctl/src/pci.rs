@@ -11,7 +11,7 @@ pub const DEVICES: &str = "/sys/bus/pci/devices";
 /// One PCI function.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// `0000:01:00.0`.
+    /// The address, such as `0000:01:00.0`.
     pub address: String,
     pub vendor: u16,
     pub device: u16,
@@ -28,7 +28,7 @@ pub struct Device {
     pub iommu: Iommu,
     /// Number of its IOMMU group.
     pub iommu_group: Option<String>,
-    /// Whether it answers nothing: then each byte of its configuration space is ones.
+    /// Whether it answers nothing: then every byte of its configuration space is 0xff.
     pub is_gone: bool,
 }
 
@@ -41,7 +41,7 @@ pub struct Link {
     pub width_max: u32,
 }
 
-/// What the IOMMU does with a device's DMA.
+/// The treatment of a device's DMA by the IOMMU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Iommu {
     /// There is none, or it is off.
@@ -106,10 +106,10 @@ impl Distance {
 /// The way between two devices.
 pub struct Way {
     pub distance: Distance,
-    /// The bridge below which both lie, `pci0000:00` for the host bridge; `None` if they share not
-    /// even that.
+    /// The bridge below which both lie, which for the host bridge is `pci0000:00`; `None` if they
+    /// do not even share that.
     pub meet: Option<String>,
-    /// Bridges between either device and the meeting point, without it.
+    /// The bridges between either device and the meeting point, which is not among them.
     pub between: Vec<String>,
 }
 
@@ -192,7 +192,7 @@ fn link(root: &Root, dir: &str, port: Option<&str>) -> Option<Link> {
     let rate = |speed: &str| speed.split(' ').next().and_then(|rate| rate.parse::<f64>().ok()).unwrap_or(f64::MAX);
     let (now, own) = (speed(dir, "current_link_speed")?, speed(dir, "max_link_speed")?);
     let of_port = port.and_then(|port| speed(port, "max_link_speed"));
-    // An emulated port says less than what passes.
+    // An emulated port may tell a speed that is less than the present one.
     let of_port = of_port.filter(|port| rate(port) < rate(&own) && rate(port) >= rate(&now));
     let link = Link {
         speed: now,
@@ -229,7 +229,8 @@ fn iommu(root: &Root, dir: &str) -> Iommu {
     }
 }
 
-/// Vendor and device of a ConnectX's function for Data Direct, and how sysfs has them.
+/// The vendor and device ids of a ConnectX's function for Data Direct; the second constant has them
+/// as sysfs writes them.
 const DMA_DIRECT: (u16, u16) = (0x15b3, 0x2100);
 pub const DMA_DIRECT_FILES: (&str, &str) = ("0x15b3", "0x2100");
 
@@ -301,7 +302,7 @@ pub fn acs(root: &Root, address: &str) -> Acs {
     }
     let word = |at: usize| Some(u32::from_le_bytes(config.get(at..at + 4)?.try_into().ok()?));
     let mut at = EXTENDED;
-    // The list cannot be longer than the space has room for.
+    // A list that runs in a circle ends here: the space has room for no more.
     for _ in 0..config.len() / 4 {
         let Some(head) = word(at) else { break };
         if head & 0xffff == ACS {
@@ -325,7 +326,7 @@ pub fn relaxed_ordering(root: &Root, address: &str) -> Option<bool> {
     const ENABLE: u8 = 0x10;
     let config = root.bytes(&format!("{DEVICES}/{address}/config")).ok()?;
     let mut at = usize::from(*config.get(FIRST)?);
-    // As many as 192 bytes have room for.
+    // A list that runs in a circle ends here: 192 bytes have room for no more.
     for _ in 0..48 {
         let (id, next) = (config.get(at)?, config.get(at + 1)?);
         if at != 0 && *id == EXPRESS {

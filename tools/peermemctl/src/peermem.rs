@@ -9,7 +9,7 @@ use serde::Serialize;
 
 pub use peermem_proc::{Stats, DIR};
 
-/// What is wrong with another format, and what to do about it.
+/// The message about files of another format; the next constant says what to do about it.
 pub const UNKNOWN: &str = "the module's files have a format that this peermemctl does not know";
 pub const KNOW_IT: &str = "install the peermemctl that comes with the module";
 

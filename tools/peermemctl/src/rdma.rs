@@ -37,9 +37,9 @@ pub struct Port {
     pub rate: String,
 }
 
-/// How nodes of RDMA devices in /dev/infiniband are called.
+/// The beginning of the names of nodes of RDMA devices in /dev/infiniband.
 pub const NODE: &str = "uverbs";
-/// Where the kernel shows which RDMA device each is of.
+/// The folder in which the kernel shows which RDMA device each node belongs to.
 pub const VERBS: &str = "/sys/class/infiniband_verbs";
 
 /// Returns the name of a device's node.

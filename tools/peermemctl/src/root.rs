@@ -14,25 +14,26 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What a program may take. One that asks the GPU driver takes seconds for each GPU that it has to
-/// wake, and for ever where the driver stands still.
+/// The time that a program may take. A program that asks the GPU driver takes seconds for each GPU
+/// that it has to wake, and for ever if the driver stands still.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How much of the end of the kernel log is looked at, and how long that may take.
+/// The bytes at the end of the kernel log that are looked at; the next constant is the time that
+/// this may take.
 const LOG: usize = 8 << 20;
 const LOG_TIME: Duration = Duration::from_millis(400);
 
-/// How much of a file is read, and folders and files that may be longer.
+/// The bytes that are read of a file; the next constant names folders and files that may be longer.
 const MOST: usize = 1 << 20;
 const LONG: [&str; 3] = ["/proc/kallsyms", "/proc/driver/", "/lib/modules/"];
 
-/// Where recorded trees keep what programs printed.
+/// The folder in which recorded trees keep what programs printed.
 pub const TOOLS: &str = "/.tools";
 
-/// The file there of what [`Root::forbidden`] said.
+/// The file in that folder that has the answers of [`Root::forbidden`].
 pub const FORBIDDEN: &str = "forbidden";
 
-/// Why a device node may not be opened.
+/// The reason why a device node may not be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Forbidden {
     ByCgroup,
@@ -57,13 +58,13 @@ pub struct Root {
     live: bool,
     /// Files of which only the beginning was read.
     cut: Mutex<BTreeSet<String>>,
-    /// The files that [`Root::text_once`] has read, and what became of them.
+    /// The files that [`Root::text_once`] has read, or why it could not read them.
     read: Mutex<BTreeMap<String, Result<Arc<str>, Missing>>>,
-    /// Where a recorded machine is unpacked; it goes with this.
+    /// The folder into which a recorded machine is unpacked; it is removed with this.
     _unpacked: Option<TempDir>,
 }
 
-/// Why a file could not be read.
+/// The reason why a file could not be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Missing {
     /// It does not exist.
@@ -74,7 +75,7 @@ pub enum Missing {
     Unknown,
 }
 
-/// Why a program told nothing.
+/// The reason why a program told nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Silent {
     /// It was not asked, is not installed, or failed.
@@ -285,7 +286,7 @@ impl Root {
         let target = |fd: String| {
             let target = fs::read_link(self.at(&format!("{folder}/{fd}"))).ok()?;
             let target = target.to_string_lossy().into_owned();
-            // Unpacked, the root is that of the machine.
+            // In an unpacked tree, such a link leads to the machine's root.
             Some(match target.strip_prefix("../../../") {
                 Some(of_root) if !self.live => format!("/{of_root}"),
                 _ => target,
@@ -324,7 +325,7 @@ fn printed(program: &mut Command, limit: Duration) -> Result<String, Silent> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         let read = stdout.read_to_end(&mut bytes);
-        // Nobody receives what comes too late.
+        // If this is too late, nobody receives it.
         let _ = sender.send(read.map(|_| bytes));
     });
     let received = receiver.recv_timeout(limit);

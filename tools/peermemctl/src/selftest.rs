@@ -13,18 +13,20 @@ use crate::way::Way;
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 
-/// What is allocated: smaller memory shares a block with other memory, and need not begin with a page.
+/// The bytes that are allocated: smaller memory shares a block with other memory, and need not
+/// begin with a page.
 const BLOCK: usize = 2 << 20;
-/// What is registered of it. With as much of the host's memory and the NIC's queues it fits a
-/// memlock limit of 64 KiB.
+/// The bytes of it that are registered. With as many bytes of the host's memory and the NIC's
+/// queues they fit a memlock limit of 64 KiB.
 const SIZE: usize = 8192;
-/// What is registered to measure the bandwidth, and what one write of that moves.
+/// The bytes that are registered to measure the bandwidth; the next constant is what one write
+/// moves of them.
 const MOVED: usize = 16 << 20;
 const PIECE: u32 = 1 << 20;
 
-/// What is asked for.
+/// The options of `selftest`.
 pub struct Wanted<'a> {
-    /// As [`select`] reads them; `None`: the first one.
+    /// The GPU as [`select`] reads it; `None` for the first one.
     pub gpu: Option<&'a str>,
     pub nic: Option<&'a str>,
     pub bandwidth: bool,
@@ -126,7 +128,7 @@ fn attempt<'a>(
         .context("write to GPU memory through the NIC")?;
     let write_us = micros(start);
     let bytes = memory.read()?;
-    // Behind what was written, nothing was.
+    // Nothing was written behind the pattern.
     let equal = bytes.strip_prefix(pattern.as_slice()).is_some_and(|rest| rest.iter().all(|byte| *byte == 0));
     let start = Instant::now();
     region.deregister().context("deregister GPU memory")?;

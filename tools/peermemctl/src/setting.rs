@@ -12,13 +12,13 @@ use crate::root::Root;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// Where the GPU driver's container has its files.
+/// The folder in which the GPU driver's container has its files.
 const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
-/// What the GPU Operator's older validators write where they found a driver on the host, and what newer ones
-/// write of each, with a line IS_HOST_DRIVER.
+/// The file that the GPU Operator's older validators write if they find a driver on the host. Newer
+/// ones write the next file for each driver, with a line IS_HOST_DRIVER.
 const HOST_DRIVER: &str = "/run/nvidia/validations/host-driver-ready";
 pub const DRIVER_READY: &str = "/run/nvidia/validations/driver-ready";
-/// Where the container of DOCA-OFED has its files.
+/// The folder in which the container of DOCA-OFED has its files.
 const OFED_CONTAINER: &str = "/run/mellanox/drivers";
 
 /// A system whose modules stand in its configuration.
@@ -30,10 +30,11 @@ const MICROOS: &str = "openSUSE MicroOS";
 const FEDORA_COREOS: &str = "Fedora CoreOS";
 const OSTREE: &str = "this system of ostree";
 
-/// How a line of the kernel's command line is changed where a boot loader has it.
+/// The words that say where a boot loader has the kernel's command line, and how to change it
+/// there.
 pub const GRUB: &str = " (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub or grub2-mkconfig)";
-/// By what systems that are images are told what others have on the kernel's command line, and in modules-load.d,
-/// modprobe.d, limits.d and other files below /etc.
+/// The means by which systems that are images are told what others have on the kernel's command
+/// line, and in modules-load.d, modprobe.d, limits.d and other files below /etc.
 const MEANS: [(&[&str], [&str; 5]); 5] = [
     (
         &["Talos"],
@@ -393,9 +394,9 @@ pub const XEN: &str = "/proc/xen/capabilities";
 pub const CONFIDENTIAL_NODES: [&str; 2] = ["/dev/tdx_guest", "/dev/sev-guest"];
 pub const TDX_FLAG: &str = "tdx_guest";
 
-/// What Apptainer and Singularity put into each container.
+/// The folder that Apptainer and Singularity put into each container.
 pub const APPTAINER: &str = "/.singularity.d";
-/// What the control groups of containers are called.
+/// Words in the names of containers' control groups.
 const CGROUPS: [&str; 10] = [
     "kubepods",
     "/docker/",
@@ -419,7 +420,7 @@ pub fn container_of(cgroup: &str) -> Option<&'static str> {
     CGROUPS.into_iter().find(is_it)
 }
 
-/// What Kubernetes puts into each container of a pod, unless it is told not to.
+/// The folder that Kubernetes puts into each container of a pod, unless it is told not to.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The file in which the manager of a container says what it is, as systemd asks for it, and the
 /// file in which Podman says it.
@@ -547,7 +548,7 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
             namespaces.push(name.to_owned());
         }
     }
-    // The last but one is systemd's own note of what it runs in.
+    // NSPAWN is systemd's own note of what it runs in.
     let files = ["/.dockerenv", PODMAN, SERVICE_ACCOUNT, NSPAWN, APPTAINER];
     let seen = files.iter().find(|path| root.exists(path)).map(|path| format!("{path} exists"));
     let cgroup = root.text("/proc/self/cgroup").unwrap_or_default();

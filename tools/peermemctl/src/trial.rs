@@ -16,11 +16,11 @@ use crate::way::{self, Judged, Way};
 use std::io;
 use std::os::fd::AsFd;
 
-/// Under a limit below this, ENOMEM may be the limit's, on kernels with pages of 64 KiB too.
+/// The limit below which ENOMEM may come from the limit, on kernels with pages of 64 KiB, too.
 const TIGHT: u64 = 1 << 20;
 
-/// The calls by which a program takes a way. The preload library's are the plain ones, in a process
-/// that has it.
+/// The calls by which a program takes a way. The preload library's calls are the plain ones, in a
+/// process that has the library.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum How {
     Plain,
@@ -34,7 +34,7 @@ impl How {
         match way {
             Way::PeerMemory | Way::Preload => Self::Plain,
             Way::DmaBuf => Self::DmaBuf(Mapping::Default),
-            // As NCCL asks for it where the GPU has a coherent link.
+            // NCCL asks for this mapping if the GPU has a coherent link.
             Way::DmaBufPcie => Self::DmaBuf(Mapping::Pcie),
             // The NIC's own function is below the GPU's switch. A GPU without that link refuses to be
             // asked for the mapping that it has anyway (CUDA_ERROR_NOT_SUPPORTED on an H100).
@@ -76,7 +76,7 @@ pub fn by_dma_buf(machine: &Machine, gpu: &crate::pci::Device, nic: &RdmaDevice)
     ways
 }
 
-/// What the module had noted down before a try.
+/// The state that the module had noted down before a try.
 pub struct Before {
     /// Number of the last refusal.
     refusals: u64,

@@ -25,7 +25,7 @@ const LONGEST: usize = 198;
 pub struct Assigned {
     pub value: String,
     pub file: String,
-    /// Why that may not count.
+    /// The reason why that may not count.
     doubt: Option<String>,
 }
 
@@ -37,7 +37,7 @@ pub struct Files {
     not_understood: Vec<String>,
 }
 
-/// Where a process looks for its files, as far as that is known.
+/// The places where a process looks for its files, as far as they are known.
 #[derive(Default)]
 pub struct Places {
     /// The folder below which its root is.

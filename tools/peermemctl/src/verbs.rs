@@ -18,20 +18,21 @@ const SIGNALED: u32 = 2;
 const STATE_INIT: u32 = 1;
 const STATE_RTR: u32 = 2;
 const STATE_RTS: u32 = 3;
-/// Which attributes each step of bringing a queue pair up sets.
+/// The attributes that each step of bringing a queue pair up sets.
 const TO_INIT: c_int = 0x39;
 const TO_RTR: c_int = 0x12_9181;
 const TO_RTS: c_int = 0x1_2e01;
 const MTU_1024: u32 = 3;
 /// Writes that are under way at once.
 const DEPTH: u64 = 16;
-/// Within this a request ends, with success or an error: a NIC's own retries take 8 s at most.
+/// The time within which a request ends, with success or an error: a NIC's own retries take 8 s at
+/// most.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How the error begins of a request that did not end.
+/// The beginning of the error of a request that did not end.
 pub const NO_COMPLETION: &str = "no completion";
 /// The status of a completion that is a success.
 pub const SUCCESS: u32 = 0;
-/// That of a request that was not tried, as one before it failed.
+/// The status of a request that was not tried because one before it failed.
 pub const FLUSHED: u32 = 5;
 
 /// Returns the words for a status, which for the frequent ones are close to those of
@@ -56,12 +57,12 @@ struct RawContext {
     ops: [*const c_void; 32],
 }
 
-/// Places of the calls that the library makes through the context.
+/// The places of the calls that the library makes through the context.
 const POLL_CQ: usize = 11;
 const POST_SEND: usize = 25;
 const POST_RECEIVE: usize = 26;
 
-/// What a device can do: of its 232 bytes, the words with `atomic_cap`.
+/// The answer of a device that says what it can do: of its 232 bytes, the words with `atomic_cap`.
 #[repr(C)]
 struct DeviceAttributes {
     before: [u8; 164],
@@ -111,7 +112,7 @@ struct QpInit {
 #[repr(C)]
 #[derive(Default)]
 struct AddressHandle {
-    /// Global route: 16 bytes, then flow label, index of our own address, hop limit, class.
+    /// The global route: 16 bytes, then flow label, index of our own address, hop limit, class.
     dgid: [u64; 2],
     flow_label: u32,
     sgid_index: u8,
@@ -173,7 +174,8 @@ struct SendRequest {
     flags: u32,
     immediate: u32,
     remote_address: u64,
-    /// Of an atomic: two operands, then the rkey; otherwise the rkey first.
+    /// The words of a request: for an atomic two operands and then the rkey, otherwise the rkey
+    /// first.
     words: [u64; 10],
 }
 
@@ -190,7 +192,7 @@ struct ReceiveRequest {
 pub enum Op {
     Write,
     Read,
-    /// Into a receive that [`Loopback::run`] posts.
+    /// A send into a receive that [`Loopback::run`] posts.
     Send,
     FetchAdd(u64),
     CompareSwap {
@@ -244,10 +246,10 @@ struct Completion {
     path_bits: u8,
 }
 
-/// The library.
+/// The library libibverbs.
 pub struct Verbs {
     lib: Library,
-    /// What is asked before the library: what was preloaded.
+    /// The library that is asked before it: what was preloaded.
     before: Option<Library>,
 }
 
@@ -464,7 +466,7 @@ impl<'a> Domain<'a> {
         length: usize,
     ) -> io::Result<Region<'a>> {
         type Register = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int, c_int) -> *mut RawMr;
-        /// MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT
+        /// The flag MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT.
         const DATA_DIRECT: c_int = 1;
         let access = self.device.access();
         // SAFETY: libmlx5's constructors are safe to run: libibverbs has loaded it for this device.
@@ -511,7 +513,7 @@ impl<'a> Domain<'a> {
         if cq.is_null() {
             return Err(io::Error::last_os_error()).context("ibv_create_cq");
         }
-        // Gives back what there is so far where the next step fails.
+        // Dropping this gives back what there is so far if the next step fails.
         let mut loopback = Loopback { device: self.device, cq, qps: Vec::new(), patience: PATIENCE };
         for _ in 0..1 + usize::from(with_peer) {
             let qp = self.queue_pair(cq)?;
@@ -595,7 +597,7 @@ impl Drop for Region<'_> {
     }
 }
 
-/// How a port is reached from itself.
+/// The address by which a port is reached from itself.
 pub struct PortAddress {
     port: u8,
     lid: u16,
@@ -666,7 +668,7 @@ pub struct Loopback<'a> {
     cq: *mut c_void,
     /// The first one asks; the last one, which may be the same, receives.
     qps: Vec<QueuePair>,
-    /// Within this a request ends, or the NIC hangs.
+    /// The time within which a request ends; a NIC that takes longer hangs.
     patience: Duration,
 }
 
@@ -861,7 +863,8 @@ impl Loopback<'_> {
         type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut Completion) -> c_int;
         // SAFETY: The provider filled this place of the context with a function of this type.
         let poll = unsafe { std::mem::transmute::<*const c_void, PollCq>((*self.device.context).ops[POLL_CQ]) };
-        /// As often before others may have the processor, which a NIC in software needs.
+        /// The number of polls after which others may have the processor, which a NIC in software
+        /// needs.
         const SPINS: u32 = 10_000;
         let start = Instant::now();
         let mut completion = Completion::default();

@@ -186,10 +186,10 @@ pub fn of_peer_memory(id: &str) -> bool {
 /// its clients close one way, all others each.
 fn breaks(id: &str, way: Way) -> bool {
     match id {
-        // NVIDIA's module hands out addresses that an IOMMU does not know; no other way does.
+        // Only by peer memory does NVIDIA's driver hand out addresses that an IOMMU does not know.
         "fabric.iommu" => way == Way::PeerMemory,
         _ if of_peer_memory(id) => way == Way::PeerMemory,
-        // Each is about a pair, which is judged by itself.
+        // Each such check is about one pair, which is judged by itself.
         "fabric.pairs" => false,
         _ => !id.starts_with("consumers."),
     }
@@ -253,7 +253,7 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
         }
         Way::Preload => preload(machine, gpu, nic),
     };
-    // What is missing is missing for any board.
+    // A reason from above holds for every board, so an unknown board is judged last.
     match not_told(machine, gpu).filter(|_| judged.is_yes()) {
         Some(why) => Judged::Unknown(why),
         None => judged,
@@ -443,7 +443,7 @@ fn topology(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
         Some("supported") => return fine,
         _ => {}
     }
-    // The line is not about a pair below one switch where there are others.
+    // If other pairs are not below one switch, the line is not about a pair that is.
     let all = || machine.gpus().into_iter().flat_map(|gpu| machine.rdma.iter().map(move |nic| (gpu, nic)));
     let is_of_others = || {
         shares_a_switch(machine, gpu, nic)
@@ -603,7 +603,7 @@ pub fn has_coherent(machine: &Machine) -> bool {
 pub enum AttachRefusal {
     /// Its check of the PCI topology does not approve of the pair.
     Topology,
-    /// The same with the forced PCIe mapping.
+    /// The same check with the forced PCIe mapping does not approve of the pair.
     ForcedPcie,
     /// Whoever attached the dma-buf cannot take memory that has no `struct page`.
     Importer,
@@ -642,14 +642,14 @@ fn refusal(line: &str) -> Option<AttachRefusal> {
     }
 }
 
-/// What NVreg_GrdmaPciTopoCheckOverride makes of the GPU driver's check of the PCI topology.
+/// The setting of the GPU driver's check of the PCI topology, by NVreg_GrdmaPciTopoCheckOverride.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TopologyCheck {
-    /// 0: pairs that NVIDIA approves of.
+    /// The value is 0: pairs pass that NVIDIA approves of.
     Asked,
-    /// 1: every pair.
+    /// The value is 1: every pair passes.
     Off,
-    /// 2: no pair.
+    /// The value is 2: no pair passes.
     Refuses,
 }
 
@@ -678,7 +678,7 @@ fn topology_is_free(machine: &Machine) -> bool {
     topology_check(machine) == Some(TopologyCheck::Off)
 }
 
-/// What it means that no pair is let through, in words.
+/// The words that say that no pair is let through.
 pub const DENIED: &str = "NVreg_GrdmaPciTopoCheckOverride is 2, so that the GPU driver refuses every NIC";
 
 /// Returns whether that check is told to refuse every pair.
@@ -736,7 +736,7 @@ pub fn groups(machine: &Machine) -> Vec<String> {
 
 /// Judges the forced PCIe mapping, which must not leave the IOMMU group of the GPU.
 fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
-    // Asked first by the driver, whatever its parameter says.
+    // The driver asks this first, whatever its parameter says.
     if is_coherent(machine, gpu) == Some(false) {
         return Judged::No(format!("GPU {} has no coherent link", gpu.address));
     }

@@ -39,7 +39,7 @@ impl Process {
     }
 }
 
-/// Which registrations are asked for; `None`: of any.
+/// The registrations that are asked for; `None` in a field asks for any.
 #[derive(Default)]
 pub struct Wanted {
     pub pid: Option<u32>,

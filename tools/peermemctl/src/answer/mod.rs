@@ -30,7 +30,7 @@ use anyhow::{bail, Result};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// Of this program, and of the module that it comes with.
+/// The version of this program, and of the module that it comes with.
 pub const VERSION: &str = include_str!("../../../../VERSION").trim_ascii();
 
 /// The format of `--json`.
@@ -44,7 +44,7 @@ pub enum Document {
     Failed(Failed),
 }
 
-/// In place of an answer: what the command failed of. The program exits with 2.
+/// The answer of a command that failed: it says why. The program exits with 2.
 #[derive(Serialize, JsonSchema)]
 pub struct Failed {
     pub format: u32,

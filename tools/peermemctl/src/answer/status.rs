@@ -60,7 +60,7 @@ pub fn status(machine: &Machine, report: Report) -> Status {
     because.retain(|check| check.is_finding() && check.follows.is_none());
     let worst = because.iter().map(|check| check.level).max();
     because.retain(|check| Some(check.level) == worst);
-    // What doctor begins with comes first.
+    // The finding that doctor begins with comes first.
     because.sort_by_key(|check| Some(check.id) != begin);
     let stats = machine.stats.as_ref().ok();
     let loaded = machine.loaded.as_ref();

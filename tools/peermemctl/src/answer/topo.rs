@@ -29,10 +29,10 @@ pub struct Place {
     pub way: Vec<String>,
     /// What the IOMMU does with its traffic: `off`, `identity`, `translates`, `unknown`.
     pub iommu: &'static str,
-    /// Of a GPU: whether it has a coherent link (NVLink-C2C) to its processor.
+    /// Whether a GPU has a coherent link (NVLink-C2C) to its processor; `false` for a NIC.
     pub c2c: bool,
-    /// Of a GPU: the name of the NIC to use with it, which is the nearest one; of several the one
-    /// that fewest GPUs have.
+    /// The name of the NIC to use with a GPU: the nearest one, and of several the one that fewest
+    /// GPUs have.
     pub best_nic: Option<String>,
 }
 

@@ -19,7 +19,7 @@ pub struct Verify {
     /// When it began, UTC.
     pub begun: String,
     pub seconds: f64,
-    /// Of all that is random: `--seed` repeats it.
+    /// The seed of everything random; `--seed` repeats a run with it.
     pub seed: u64,
     /// What this machine lacks, and what was therefore not tried; empty if everything was.
     pub missing: Vec<String>,
@@ -29,8 +29,8 @@ pub struct Verify {
     pub facts: Vec<Fact>,
     /// Each GPU with each NIC, the nearest first; empty with `--module`.
     pub pairs: Vec<VerifyPair>,
-    /// With `--module` one for each module and each of its settings that was tried; without, what
-    /// could be tried of a GPU or a NIC alone.
+    /// With `--module`, one pass for each module and each of its settings that was tried; without
+    /// it, what could be tried of a GPU or a NIC alone.
     pub passes: Vec<VerifyPass>,
 }
 
@@ -60,10 +60,10 @@ pub struct VerifyWay {
     /// `null` if it did not register.
     pub register_us: Option<f64>,
     pub deregister_us: Option<f64>,
-    /// Of a free of registered memory.
+    /// How long a free of registered memory takes.
     pub free_us: Option<f64>,
-    /// Bytes of each page in which the memory was pinned, as nvidia-peermem tells root; `null`: unknown, as
-    /// of each dma-buf, of which no kernel tells it truly.
+    /// Bytes of each page in which the memory was pinned, as nvidia-peermem tells root; `null` if
+    /// that is unknown, as for each dma-buf, whose page size no kernel tells reliably.
     pub page_bytes: Option<u64>,
     /// Registrations of different begin and length, each written and compared.
     pub offsets: u64,
@@ -77,7 +77,7 @@ pub struct VerifyWay {
     pub spread: Option<f64>,
     /// What the slowest link between the two carries, or the NIC itself if that is less.
     pub limit: Option<f64>,
-    /// Which that is.
+    /// The link that this is, or the NIC.
     pub limit_by: Option<String>,
     pub details: Vec<String>,
 }
@@ -225,5 +225,5 @@ pub fn of_pairs(pairs: &[VerifyPair]) -> Option<Outcome> {
 /// A figure whose rounds lie further apart than this part of it is not called repeatable.
 pub const UNEVEN: f64 = 0.1;
 
-/// How the message of a way begins that was not tried.
+/// The beginning of the message of a way that was not tried.
 pub const NOT_TRIED: &str = "not tried";

@@ -56,18 +56,18 @@ pub const LIBFABRIC: Consumer = Consumer {
             })
         };
         let list = |variable: &str| environment.get(variable).filter(|list| !list.is_empty());
-        // Names, and names of what lies over them: "verbs;ofi_rxm".
+        // The list has names of providers and of layers over them: "verbs;ofi_rxm".
         let wanted = if vendor(pairing.nic) == Vendor::Efa { ["efa", "verbs"] } else { ["verbs", "ofi_rxm"] };
         if let Some(list) = list("FI_PROVIDER").filter(|list| leaves_out(list, &wanted)) {
             return off(format!("FI_PROVIDER={list} takes its verbs provider away"), "FI_PROVIDER");
         }
-        // As vrb_init_info() compares them: the beginning of a name, without case.
+        // vrb_init_info() compares the beginning of a name, without case.
         let name = pairing.nic.name.to_ascii_lowercase();
         let is_other = |wanted: &&str| !name.starts_with(&wanted.to_ascii_lowercase());
         if let Some(wanted) = list("FI_VERBS_DEVICE_NAME").filter(is_other).filter(|_| vendor(pairing.nic) != Vendor::Efa) {
             return off(format!("FI_VERBS_DEVICE_NAME={wanted} takes {} away", pairing.nic.name), "FI_VERBS_DEVICE_NAME");
         }
-        // Of hmem.c: names with a semicolon between them.
+        // hmem.c reads names with a semicolon between them.
         let has_cuda = |list: &str| list.split(';').any(|kind| kind.eq_ignore_ascii_case("cuda"));
         if let Some(list) = list("FI_HMEM").filter(|list| !has_cuda(list)) {
             return off(format!("FI_HMEM={list} leaves out cuda, without which it does not know GPU memory"), "FI_HMEM");

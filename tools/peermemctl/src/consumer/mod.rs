@@ -27,9 +27,9 @@ const OFI_PLUGINS: [&str; 4] = [
     "/opt/aws-ofi-nccl/lib/libnccl-net.so",
 ];
 
-/// The cure where a NIC, or the lack of one, is the cause.
+/// The cure if a NIC, or the lack of one, is the cause.
 const BY_RDMA: &str = "what [fabric.rdma] says";
-/// The cures where a GPU or a NIC itself is the cause.
+/// The cures if a GPU or a NIC itself is the cause.
 const BY_GPU: &str = "what [gpus.present] says of that GPU";
 const BY_PORT: &str = "what [fabric.port] says of that NIC";
 
@@ -43,11 +43,12 @@ pub fn cured_by(fix: &str) -> Option<&'static str> {
 pub struct Consumer {
     pub id: &'static str,
     pub name: &'static str,
-    /// Where its rule was read.
+    /// The place where its rule was read.
     pub source: &'static str,
-    /// How it registers GPU memory on this machine, where dma-buf is offered or not.
+    /// Returns how the program registers GPU memory on this machine. The last argument says whether
+    /// dma-buf is offered.
     pub registers: fn(&Machine, &Environment, &Judged) -> Registers,
-    /// What of the variables is not understood, so that it may do otherwise.
+    /// Returns what of the variables is not understood, so that the program may do otherwise.
     pub unsure: fn(&Environment) -> Option<String>,
     /// Returns what is not understood of a GPU and a NIC, so that the program may treat them otherwise.
     pub unsure_of: fn(&Machine, &Pairing, &Environment) -> Option<String>,
@@ -55,7 +56,7 @@ pub struct Consumer {
     pub told_by: fn(&Machine, &Pairing, &Environment) -> Option<String>,
     /// Returns the way that a dma-buf takes when the program has it mapped for a GPU and a NIC.
     pub maps: fn(&Pairing, &Environment, Way) -> Way,
-    /// What of a GPU and a NIC keeps it from that.
+    /// Returns what of a GPU and a NIC keeps the program from GPUDirect RDMA.
     pub refuses: fn(&Pairing, &Machine, &Environment) -> Option<Refusal>,
 }
 
@@ -73,11 +74,11 @@ pub enum Registers {
 
 /// Why a program does not use GPUDirect RDMA.
 pub struct Refusal {
-    /// Follows "because".
+    /// The reason, which follows "because".
     pub because: String,
-    /// What changes that, as a command; `None`: what makes the module work does.
+    /// The command that changes that; `None` if what makes the module work changes it.
     pub set: Option<String>,
-    /// What was read.
+    /// The text or file that was read.
     pub seen: String,
 }
 
@@ -88,7 +89,7 @@ pub struct Pairing<'a> {
     pub distance: Distance,
     /// Whether the GPU has a coherent link (NVLink-C2C) to the processor that the NIC hangs below.
     pub c2c: bool,
-    /// True if the GPU has such a link, wherever the NIC hangs.
+    /// Whether the GPU has such a link, wherever the NIC hangs.
     pub has_link: bool,
     /// Whether no other NIC is nearer to the GPU.
     pub nearest: bool,
@@ -165,7 +166,7 @@ impl Consumer {
         match self.does_here(pairing, machine, environment) {
             Does::Copies(refusal) => {
                 match hardware::nearer_without_device(machine, pairing.gpu, pairing.distance) {
-                    // The program may be where that is.
+                    // The program may run in that network namespace.
                     Some(nic) if machine.setting.rdma_by_namespace => Does::Unknown(format!(
                         "the nearer NIC {} has its RDMA device in another network namespace; here {}",
                         nic.address, refusal.because
@@ -338,7 +339,7 @@ fn by_file(machine: &Machine, files: &[&str], wanted: Result<(), Keeps>, offered
 struct Keeps {
     /// The variable with its value.
     words: String,
-    /// What takes it away.
+    /// The command that takes it away.
     cure: String,
 }
 

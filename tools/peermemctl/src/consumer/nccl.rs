@@ -90,7 +90,7 @@ pub fn notes(machine: &Machine, environment: &Environment) -> Vec<String> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Number {
     Is(i64),
-    /// Older versions take it for 0, newer ones for the default.
+    /// A text that is no number: older versions take it for 0, newer ones for the default.
     NoNumber,
 }
 
@@ -139,7 +139,7 @@ fn off(pairing: &Pairing, environment: &Environment) -> Option<Refusal> {
         set: Some(set),
         seen: format!("{name} of {place}"),
     };
-    // Its default is 0, so that what is no number says no, either.
+    // The default is 0, so a value that is no number does not disable it.
     match Number::of("NCCL_IB_DISABLE", environment) {
         None | Some((Number::Is(0) | Number::NoNumber, ..)) => {}
         Some((_, value, place)) => {
@@ -251,7 +251,7 @@ impl Path {
         ("PHB", Self::Phb),
         ("SYS", Self::Sys),
     ];
-    /// What the numbers of old scripts mean.
+    /// The paths that the numbers of old scripts mean.
     const OLD: [Self; 6] = [Self::Loc, Self::Pix, Self::Pxb, Self::Phb, Self::Sys, Self::Sys];
 
     fn text(self) -> &'static str {
@@ -280,17 +280,17 @@ impl Path {
     }
 }
 
-/// What to do in a virtual machine, whose distances are its hypervisor's.
+/// The cure in a virtual machine, whose distances are its hypervisor's.
 const VIRTUAL: &str = "this is a virtual machine, and distances here are the hypervisor's, not the hardware's: give NCCL the platform's topology file by NCCL_TOPO_FILE; NCCL_NET_GDR_LEVEL={} only after ACS redirect and ATS of the host are right, else transfers end in local protection errors";
 
-/// What to do where the platform's file says that they are far apart.
+/// The cure if the platform's file says that they are far apart.
 const VIRTUAL_FILE: &str = "this is a virtual machine, and the topology file says how far they are apart: take the nearest NIC of that file; NCCL_NET_GDR_LEVEL={} only after ACS redirect and ATS of the host are right, else transfers end in local protection errors";
 
 fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> Option<Refusal> {
     if let Some(refusal) = off(pairing, environment) {
         return Some(refusal);
     }
-    // Said to be unknown.
+    // This case is reported as unknown elsewhere.
     if topology_not_understood(environment).is_some() || not_in_topology(machine, pairing, environment).is_some() {
         return None;
     }

@@ -75,7 +75,7 @@ pub const NVSHMEM: Consumer = Consumer {
         let mapped = environment.says_yes("NVSHMEM_ENABLE_NIC_PE_MAPPING");
         for (name, missing) in [("NVSHMEM_HCA_LIST", ":1"), ("NVSHMEM_HCA_PE_MAPPING", ":1:1")] {
             let Some(list) = environment.get(name).filter(|list| mapped && !list.is_empty()) else { continue };
-            // NAME:PORT:COUNT in the second.
+            // Entries of the second variable are NAME:PORT:COUNT.
             let entries = list.split(',').map(|entry| entry.splitn(3, ':').take(2).collect::<Vec<_>>().join(":"));
             if !lists(&entries.collect::<Vec<_>>().join(","), pairing.nic) {
                 return Some(Refusal {
@@ -186,7 +186,7 @@ pub fn by_version(machine: &Machine, environment: &Environment, nics: &[&str]) -
         let first = facts::NVSHMEM_NAMES.before.unwrap_or_default();
         notes.push(format!("versions that have no ^smi as the default of NVSHMEM_HCA_PREFIX take mlx5* only, not {nic}: {set} {first} and later know; before, give the device such a name (rdma dev set {nic} name mlx5_N)"));
     }
-    // The CPU needs nothing of the driver to ring the NIC.
+    // With the CPU as the handler, nothing is needed of the driver to ring the NIC.
     let handler = environment.get("NVSHMEM_IBGDA_NIC_HANDLER").unwrap_or("auto").to_ascii_lowercase();
     if has_ibgda(environment) && !handler.starts_with("cpu") && !is_peer_mapping_overridden(machine) {
         let first = facts::IBGDA_BY_GPU.before.unwrap_or_default();

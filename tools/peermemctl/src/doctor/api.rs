@@ -15,7 +15,7 @@ use crate::setting::{vendor, Vendor};
 use crate::way::{self, Way};
 
 const EXPORTED: &str = "api.exported";
-/// What a driver calls that lets peers answer for memory.
+/// The function that a driver calls which lets peers answer for memory.
 const ASK: &str = "ib_umem_get_peer";
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
@@ -75,7 +75,7 @@ fn no_api(machine: &Machine, release: &str) -> Check {
     };
     let seen = format!("no {REGISTER} in /proc/kallsyms");
     let by_dma_buf: Vec<&RdmaDevice> = machine.rdma.iter().filter(|nic| has_dma_buf(machine, nic)).collect();
-    // Then nothing is missing.
+    // With dma-buf nothing is missing.
     if !by_dma_buf.is_empty() {
         // Each kind of NIC is explained once.
         let of_kind = |nic: &RdmaDevice| no_need(nic).map(|_| nic.module.clone());
@@ -275,7 +275,7 @@ fn drivers(machine: &Machine) -> Vec<Check> {
     const ID: &str = "api.driver";
     let Some(release) = machine.release.as_deref() else { return Vec::new() };
     let mut checks = Vec::new();
-    // One that does ask serves, whatever the others do.
+    // One driver that asks is enough, whatever the others do.
     let mut served = false;
     for device in &machine.rdma {
         let name = &device.name;
@@ -286,7 +286,7 @@ fn drivers(machine: &Machine) -> Vec<Check> {
                     .about(Kind::Nic, name, format!("have a driver ({module}) that asks peers for memory"))
                     .seen(format!("{ASK} in {path}"))
             }
-            // It takes the other way.
+            // This device takes dma-buf instead.
             Ok((_, path, false)) if has_dma_buf(machine, device) && no_need(device).is_some() => {
                 let words = no_need(device).unwrap_or_default();
                 Check::ok(ID, words)

@@ -3,8 +3,8 @@
 
 use crate::check::{Check, Level};
 
-/// What has to be there before anything else can work, in the order in which it does: hardware, GPU
-/// driver, API, module.
+/// The checks that must be well before anything else can work, in the order in which things work:
+/// hardware, GPU driver, API, module.
 const ORDER: [&[&str]; 6] = [
     // Nothing else can be mended while a task holds the GPU driver's lock.
     &["log.hung", "clients.callbacks"],
@@ -29,7 +29,7 @@ const ORDER: [&[&str]; 6] = [
     &["ways.refused"],
 ];
 
-/// While these last, the GPU driver stands still.
+/// The checks that say that the GPU driver stands still, as long as they fail.
 const STANDS_STILL: [&str; 2] = ["log.hung", "clients.callbacks"];
 
 /// Returns the failures that keep what `id` is about from working, the first ones first.
@@ -46,7 +46,7 @@ fn causes(id: &str) -> Vec<&'static str> {
                 !matches!(*other, "module.loaded" | "fabric.rdma" | "api.driver" | "gpus.answers" | "gpus.fabric")
             })
             .collect(),
-        // Installed for nothing, as long as there is no core for it.
+        // An installed module is of no use as long as no core exports the API.
         "module.file" | "module.stub" => vec!["api.exported"],
         "limits.autoload" => vec!["api.exported", "module.file"],
         "gpus.nodes" => vec!["gpus.present", "driver.loaded"],
@@ -69,10 +69,10 @@ pub fn trace(checks: &mut [&mut Check], broken: &[&'static str]) {
         let of_program = id.starts_with("consumers.");
         let is_cause = |cause: &&'static str| *cause != id && (has_failed(cause) || !of_program && is_broken(cause));
         let cause = causes(id).into_iter().find(is_cause);
-        // Some know their cause by themselves.
+        // Some findings name their own cause.
         let own = check.follows.filter(|own| findings.iter().any(|(_, id)| id == own));
         check.follows = cause.or(own);
-        // rmmod and modprobe would hang.
+        // Until then rmmod and modprobe would hang.
         if let Some(cause) = check.follows.filter(|cause| STANDS_STILL.contains(cause)) {
             check.fix = check.fix.take().map(|fix| format!("first what {cause} says; then: {fix}"));
         }
@@ -172,7 +172,7 @@ mod tests {
             Check { follows: Some("fabric.port"), ..Check::warn("consumers.ucx", "", "plug it in") },
         ];
         trace(&mut checks.iter_mut().collect::<Vec<_>>(), &["module.file", "module.loaded"]);
-        // The last one's cause is no finding.
+        // The cause of the last check is no finding.
         let wanted = [None, Some("module.file"), None, Some("module.loaded"), None];
         assert_eq!(checks.map(|check| check.follows), wanted);
     }

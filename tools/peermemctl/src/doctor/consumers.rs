@@ -26,8 +26,8 @@ pub fn checks(machine: &Machine, environment: &Environment) -> Vec<Check> {
 /// Judges what one program does with each GPU and the nearest NIC that it uses.
 fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pairings: &[Pairing]) -> Vec<Check> {
     let name = format!("{}: GPUDirect {}", consumer.name, environment.judged_for());
-    // The directory is the core's, and new kernels have it no more: nothing on this machine fixes
-    // that.
+    // The core makes the directory, and newer kernels make it no more: nothing on this machine
+    // fixes that.
     let looks_in_vain = consumer.id == "consumers.sharp" && machine.loaded.is_some() && !machine.root.exists(PEERS);
     let mut gpus: Vec<&str> = pairings.iter().map(|pairing| pairing.gpu.address.as_str()).collect();
     gpus.dedup();
@@ -53,7 +53,7 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
             Does::Unknown(why) => Check::skip(consumer.id, format!("{name}: unknown, {why}"))
                 .about(Kind::Gpu, gpu, format!("{name}: unknown for {{}}, {why}"))
                 .seen(format!("environment of {}", environment.whose)),
-            // Nothing is wrong with a NIC that is of another kind than the program wants.
+            // A NIC of another kind than the program wants is no fault.
             Does::Copies(refusal) if is_for_its_kind(&refusal, consumer, nearest, machine, environment) => {
                 let set = refusal.set.map_or(String::new(), |set| format!(": {set}"));
                 let because = refusal.because;
@@ -176,12 +176,12 @@ fn without_pairs(
             .seen("/sys/bus/pci/devices, state of each port in /sys/class/infiniband");
     }
     match (consumer.registers)(machine, environment, &offered) {
-        // What is looked for is there, and nobody answers.
+        // The program finds the file that it looks for, and no module answers.
         Registers::By(Way::PeerMemory, seen) if machine.loaded.is_none() && machine.modules_read => {
             Check::warn(consumer.id, format!("{name}: no, because nvidia_peermem is not loaded"), machine.load_it())
                 .seen(seen)
         }
-        // Nothing is registered without a device that does it.
+        // Without an RDMA device no program registers anything.
         Registers::By(way, seen) => match machine.rdma.is_empty() {
             true => Check::skip(consumer.id, format!("{name}: with an RDMA device, by {}", way.text())),
             false => Check::ok(consumer.id, format!("{name}: yes, by {}", way.text())),

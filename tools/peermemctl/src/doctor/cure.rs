@@ -6,7 +6,7 @@
 use crate::check::Section;
 use crate::machine::Machine;
 
-/// What a cure changes.
+/// The part of a machine that a cure changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// Variables, limits, programs, or how this container or machine is started: the check itself
@@ -218,7 +218,7 @@ mod tests {
             let fix = chosen(&machine, "module.file", "make && make install");
             assert!(!fix.contains("make install") && fix.contains("not changed in place"), "{name}: {fix}");
             assert_eq!(command.is_some_and(|command| fix.contains(command)), command.is_some(), "{name}: {fix}");
-            // Their /etc is changed as elsewhere.
+            // On systems that take packages, /etc is changed as elsewhere.
             assert_eq!(chosen(&machine, "limits.autoload", LIST) == LIST, command.is_some(), "{name}");
         }
     }
@@ -260,7 +260,7 @@ mod tests {
                 if setting.virtual_machine.is_some() && place == Place::Hardware {
                     assert!(fix.contains("virtual machine"), "{id}: {fix}");
                 }
-                // Chosen twice, it stays.
+                // Choosing twice changes nothing.
                 assert_eq!(chosen(&machine, id, &fix), fix);
             }
         }

@@ -98,9 +98,9 @@ fn not_loaded(machine: &Machine) -> Check {
 
 /// What is known of an nvidia.ko that is not loaded.
 pub(super) struct NotLoaded {
-    /// Why that is so, if anything tells.
+    /// The reason, if anything tells it.
     pub why: Option<String>,
-    /// What loads it.
+    /// The command that loads it.
     pub fix: String,
     pub seen: String,
 }
@@ -140,7 +140,7 @@ fn licence(machine: &Machine, flavour: Option<Flavour>) -> Check {
     });
     let ours_is_gpl = machine.file.as_ref().is_some_and(|file| file.maker() == Maker::Ours && file.uses_kernel_rust());
     match (flavour, refused) {
-        // What the log says of an earlier build is over: that one was taken.
+        // The log may tell of an earlier build; the loaded one was taken.
         (Some(Flavour::Closed), _) if machine.loaded.is_some() => {
             Check::ok(ID, "nvidia.ko is of the closed flavour, and took the nvidia-peermem that is loaded")
                 .seen("nvidia_peermem in /proc/modules")

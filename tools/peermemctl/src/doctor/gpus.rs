@@ -13,10 +13,10 @@ use crate::root::Silent;
 use crate::text;
 use crate::way::{self, Judged};
 
-/// What the GPU driver keeps free of BAR1: it grants a pin only if the pin's length and this are
-/// left.
+/// The bytes of BAR1 that the GPU driver keeps free: it grants a pin only if the pin's length and
+/// this are left.
 const RESERVE: u64 = 36 << 20;
-/// What a pin takes at least.
+/// The fewest bytes that a pin takes.
 const GRANULE: u64 = 64 << 10;
 
 /// A BAR1 up to this size holds no buffer of today's programs.
@@ -89,7 +89,7 @@ fn pinned(rows: &[Registration], gpu: &str) -> u64 {
 /// nothing tells.
 pub fn bar1_in_use(machine: &Machine, gpu: &Device) -> Option<(u64, u64, &'static str)> {
     let told = machine.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.bar1);
-    // Nothing that tells a size of 0 knows it.
+    // A size of 0 means that nvidia-smi does not know it.
     let told = told.filter(|bar1| bar1.total > 0);
     if told.is_none() && nvidia::bar1_size(gpu) == 0 {
         return None;

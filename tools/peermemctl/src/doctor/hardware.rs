@@ -159,7 +159,7 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
         .about(Kind::Gpu, &gpu.address, "have fallen off the bus: they answer nothing")
         .seen(format!("only ones in /sys/bus/pci/devices/{}/config", gpu.address));
     }
-    // Beside a board it is not what programs are run for.
+    // Programs use the board beside this GPU, so its limits are no fault.
     if machine.gpu_class(gpu) == GpuClass::Integrated && !in_vain {
         let what =
             "shares the CPU's memory, of which NICs take what cudaHostAlloc() gives; another GPU here has its own";
@@ -169,7 +169,7 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
     }
     let silent = not_started(machine, gpu);
     let (check, many) = match (machine.refusal(gpu), gpu.driver.as_deref(), silent) {
-        // Other GPUs may do.
+        // Other GPUs may work.
         (Some((why, cure)), ..) => {
             (Check::fail_unless(!in_vain, ID, format!("{name} {why}"), cure), format!("({model}): each {why}"))
         }
@@ -292,7 +292,7 @@ fn not_started(machine: &Machine, gpu: &Device) -> Option<String> {
     machine.log_of_driver().iter().rfind(failed).map(|line| format!("kernel log: {line}"))
 }
 
-/// PCI vendors of NICs that may be RDMA devices: the module of their RDMA devices.
+/// The PCI vendors of NICs that may be RDMA devices, each with the module of these devices.
 const VENDORS: [(u16, &str); 7] = [
     (0x15b3, "mlx5_ib"),
     (0x14e4, "bnxt_re"),
@@ -446,7 +446,7 @@ fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
     if machine.root.exists(&format!("{}/{own}/physfn", pci::DEVICES)) {
         return (!active.is_empty()).then_some("it is a virtual function beside NICs that are active");
     }
-    // The functions of one card, which are as near to each GPU.
+    // All functions of one card are equally near to a GPU.
     let slot = |address: &str| address.rsplit_once('.').map(|(slot, _)| slot.to_owned());
     if active.iter().any(|other| slot(&other.address) == slot(&own)) {
         return Some("another port of its card is");

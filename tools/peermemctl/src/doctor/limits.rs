@@ -50,7 +50,7 @@ pub fn page_kib(machine: &Machine) -> Option<(u32, String)> {
     };
     let by_name = || {
         let ends = |page: u32| {
-            // The last is SUSE's.
+            // SUSE writes "kb".
             ["k", "k-debug", "kb"].iter().any(|unit| {
                 let before = release.strip_suffix(&format!("{page}{unit}"));
                 before.is_some_and(|name| name.ends_with(['-', '+']))
@@ -134,7 +134,7 @@ fn configured(root: &Root, file: &str, folder: &str) -> Vec<(String, String)> {
 struct Configured {
     /// The users or services that may lock all memory, in words, and the place where that is written.
     allowed: Option<(String, String)>,
-    /// The group whose users alone may.
+    /// The group whose users alone may lock all memory.
     group: Option<String>,
     /// The line that gives users less, with its file, and how much that is in bytes.
     lowered: Option<(String, String, u64)>,
@@ -190,7 +190,7 @@ fn by_configuration(root: &Root, pid: &str) -> Configured {
 struct Limit {
     /// A user, `@` and a group, or `*` for all users.
     who: String,
-    /// In KiB; `None` for no limit.
+    /// The limit in KiB; `None` for no limit.
     kib: Option<u64>,
     line: String,
     file: String,
@@ -218,11 +218,11 @@ fn limits_of_users(root: &Root, types: &[&str]) -> Vec<Limit> {
     users
 }
 
-/// Batch systems other than Slurm, by what a folder of their control groups begins with: a job has
-/// the limit of the daemon that starts it, as each child has its parent's. Grid Engine has
-/// parameters for it (execd_params of sge_conf(5)); LSF passes on other limits of the user by
-/// `bsub -ul`, and not this one (IBM's description of that option). How the units of the others are
-/// called differs, and `ps` tells.
+/// Batch systems other than Slurm, each with the beginning of the name of a folder of its control
+/// groups. A job has the limit of the daemon that starts it, as each child has its parent's. Grid
+/// Engine has parameters for the limit (execd_params of sge_conf(5)). LSF passes on other limits of
+/// the user by `bsub -ul`, but not this one (IBM's description of that option). The names of the
+/// others' units differ, and `ps` tells them.
 pub const BATCH: [(&str, &str); 7] = [
     ("torque", "TORQUE: LimitMEMLOCK=infinity in the unit that starts pbs_mom (ps -o unit= -C pbs_mom), then restart it"),
     ("flux", "Flux: LimitMEMLOCK=infinity in flux.service, then restart it"),
@@ -239,7 +239,7 @@ pub const BATCH: [(&str, &str); 7] = [
     ),
 ];
 
-/// How the control group of a login begins.
+/// The beginning of the name of a login's control group.
 pub const SESSION: &str = "session-";
 
 /// Returns whether a folder in the path of a control group begins with a word: flux.service does
@@ -333,17 +333,17 @@ fn is_root(root: &Root) -> bool {
     uids.split_ascii_whitespace().nth(1) == Some("0")
 }
 
-/// What the files of a login say of locked memory.
+/// The limit of locked memory that the files of a login set.
 enum Files<'a> {
     Allow,
     Silent,
-    /// Users of this group may, and others not.
+    /// Only users of this group may lock all memory.
     Group(&'a str),
     /// The line that sets a limit, and its file.
     Lower(&'a str, &'a str),
 }
 
-/// What the limit means.
+/// The meaning of the limit.
 const COUNTED: &str =
     "registering more than that of host memory, or of GPU memory by peer memory, fails with \"Cannot allocate memory\"";
 
@@ -412,7 +412,7 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
     if let Some((_, rest)) = cgroup.split_once("/system.slice/") {
         let unit = rest.split(['/', '\n']).find(|part| part.ends_with(".service"));
         return match unit {
-            // A login that sshd gives no session was not asked about by PAM.
+            // A login that has no session of its own shows that sshd did not ask PAM.
             Some("ssh.service" | "sshd.service") => {
                 "UsePAM yes in sshd_config, so that pam_limits sets the limit of a login, then log in again".to_owned()
             }
@@ -519,7 +519,7 @@ fn boot(machine: &Machine) -> Check {
     if machine.setting.container.is_some() {
         return Check::skip(ID, "what the host loads at boot cannot be told from inside a container");
     }
-    // As where a sandbox shows none of it.
+    // A sandbox may show none of these folders.
     if !machine.modules_read && !["/etc", "/lib", "/usr"].iter().any(|folder| machine.root.exists(folder)) {
         return Check::skip(ID, "what is loaded at boot cannot be read").seen("/etc, /lib, /usr");
     }
@@ -531,7 +531,7 @@ fn boot(machine: &Machine) -> Check {
     .seen("no nvidia-peermem in modules-load.d, /etc/modules, the lists of the initial RAM disk, rules of udev, softdeps of modprobe.d, the kernel's command line, enabled units of systemd and their scripts, rc.local or @reboot jobs of cron")
 }
 
-/// Where DKMS keeps what it knows: package, version, kernel, architecture.
+/// The folder in which DKMS keeps what it knows: package, version, kernel, architecture.
 pub const DKMS: &str = "/var/lib/dkms";
 
 /// Returns the module that a package of DKMS is for, if that is the GPU driver, the RDMA core or this project's
@@ -547,7 +547,7 @@ fn brings(package: &str) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// What DKMS could build for a kernel that has no such module.
+/// A package that DKMS could build for kernels that have no such module.
 pub struct Unbuilt {
     /// Package and version, as DKMS takes them.
     package: String,
@@ -610,7 +610,7 @@ fn unbuilt_of(machine: &Machine, known: &Known) -> Option<Unbuilt> {
     let kernels = kernels(machine);
     let built_for =
         |release: &String| known.packages.iter().find(|package| root.exists(&format!("{DKMS}/{package}/{release}")));
-    // The version in use, or else the newest.
+    // This prefers the version in use, and else the newest.
     let loaded = root.line(&format!("/sys/module/{}/version", known.versioned)).map(|text| kernel::numbers(&text));
     let is_loaded = |package: &&String| {
         let loaded = loaded.as_deref().filter(|loaded| !loaded.is_empty());
@@ -639,7 +639,7 @@ fn dkms(machine: &Machine) -> Vec<Check> {
     if machine.setting.modules_in_containers() || machine.release.is_none() {
         return Vec::new();
     }
-    // What names the same module as missing.
+    // The check that names the same module as missing is the cause.
     let cause = |known: &Known| match known.module {
         "nvidia" => "driver.loaded",
         OFED_MODULE => "api.exported",

@@ -7,9 +7,9 @@ use super::module::{is_rejection, signatures_demanded};
 use crate::machine::{Machine, OFED_MODULE};
 use crate::module_file::{self, ModuleFile};
 
-/// Why a module is not taken.
+/// The reason why a module is not taken.
 pub struct LoadRefused {
-    /// Follows a semicolon.
+    /// The reason in words, which follow a semicolon.
     pub why: String,
     pub fix: String,
     pub seen: String,
@@ -17,7 +17,7 @@ pub struct LoadRefused {
 
 /// Returns why the kernel refused a module that is not loaded, or will refuse it.
 pub fn load_refused(machine: &Machine, name: &str) -> Option<LoadRefused> {
-    // What a container brought is not signed or built on the host.
+    // The host does not sign or build modules that a container brought.
     if machine.setting.modules_in_containers() || machine.modules.contains_key(name) {
         return None;
     }
@@ -64,7 +64,7 @@ fn by_signature(machine: &Machine, name: &str) -> Option<LoadRefused> {
     const FIX: &str = "have the kernel know the key that signs these modules: mokutil --import /var/lib/dkms/mok.pub (the certificate of DKMS; of Ubuntu's /var/lib/shim-signed/mok/MOK.der), reboot and confirm it there; or install packages whose modules the distribution has signed";
     let demand = signatures_demanded(machine)?;
     let path = module_file::chosen(machine.root, machine.release.as_deref()?, name)?;
-    // The distribution signs what it ships there: what was rejected is another module.
+    // The distribution signs what it ships there, so another module was rejected.
     if path.contains("/kernel/") {
         return None;
     }

@@ -24,16 +24,16 @@ const FREE_CALLBACKS: [&str; 3] =
 const CLIENTS: [&str; 2] = ["nvidia_p2p_free", "nvidia_peermem"];
 const DRIVER: &str = "nvidia";
 
-/// What NVIDIA's Xid catalogue asks for at once.
+/// The action that NVIDIA's Xid catalogue asks for at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Asks {
-    /// RESET_GPU.
+    /// The catalogue has RESET_GPU.
     Reset,
-    /// RESTART_BM.
+    /// The catalogue has RESTART_BM.
     Reboot,
     /// The catalogue has RESTART_VM.
     Guest,
-    /// A workflow of the catalogue, which may end in a reset.
+    /// The catalogue has a workflow, which may end in a reset.
     Workflow(&'static str),
     /// The catalogue has CHECK_MECHANICALS.
     Power,
@@ -224,7 +224,7 @@ fn blocked(machine: &Machine) -> Option<Check> {
 fn taken_away(machine: &Machine) -> Option<Check> {
     let of = |line: &String| {
         let address = line.split_once(TAKEN_AWAY)?.1.split_ascii_whitespace().next()?;
-        // Whoever has a driver was bound again.
+        // A GPU that has a driver was bound again.
         let is_bound = machine.pci(address).is_some_and(|gpu| gpu.driver.is_some());
         (line.contains("NVRM") && !is_bound).then(|| (address.to_owned(), line.clone()))
     };
@@ -259,7 +259,7 @@ fn blocked_in_nic(machine: &Machine) -> Option<Check> {
 struct Waiting {
     task: String,
     stack: String,
-    /// Where that was read.
+    /// The file where that was read.
     file: String,
 }
 
@@ -421,7 +421,7 @@ fn last_fault<'a>(lines: impl Iterator<Item = (u64, &'a str)>) -> Option<Fault<'
     let mut last: Option<(&'static str, &str, u64)> = None;
     let mut found = None;
     for (time, line) in lines.filter(|(_, line)| !line.starts_with(OF_PROGRAM)) {
-        // What a warning says is of the warning.
+        // The lines after a warning belong to the warning, not to the fault before it.
         last = last.filter(|(.., then)| !line.starts_with(WARNING) && time.saturating_sub(*then) <= AT_ONCE);
         if let Some((_, what)) = FAULTS.iter().find(|(head, _)| line.contains(head)) {
             last = Some((*what, line, time));
@@ -540,7 +540,7 @@ fn xid(machine: &Machine) -> Vec<Check> {
             Some(Fatal { number, what, fix }) => {
                 Check::warn(ID, format!("GPU {gpu} reported Xid {number} since the kernel was booted: {what}"), fix)
             }
-            // A list of this program cannot have those of later drivers.
+            // This program's lists cannot have the Xids of later drivers.
             None if !is_harmless(last.number, last.line) => Check::skip(
                 ID,
                 format!(
@@ -585,7 +585,7 @@ fn installed_version(machine: &Machine) -> Option<String> {
 /// them.
 fn other_version(machine: &Machine) -> Option<Check> {
     let loaded = machine.driver.as_ref()?.version.as_deref()?;
-    // What another nvidia.ko refused is over.
+    // Lines about another nvidia.ko than the loaded one are history.
     let of = |line| refused_version(line).filter(|(_, module)| *module == loaded).map(|(client, _)| (client, line));
     let (version, line) = machine.log.iter().flatten().rev().map(String::as_str).find_map(of)?;
     const RUNTIME: &str =

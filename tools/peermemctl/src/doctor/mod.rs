@@ -64,7 +64,7 @@ pub struct Report {
     pub pairs: Vec<Verdict>,
 }
 
-/// What to do.
+/// The step that helps most.
 #[derive(Serialize, JsonSchema)]
 pub struct Step {
     /// The check that asks for it.

@@ -42,7 +42,7 @@ fn file(machine: &Machine) -> Vec<Check> {
         return vec![Check::skip(ID, "the kernel's release cannot be read")];
     };
     let list = format!("{}/modules.dep", kernel::modules_dir(release));
-    // What a container has there is not what the host would load.
+    // A container's own files do not show what the host would load.
     if machine.file.is_none() && machine.setting.container.is_some() && !machine.root.exists(&list) {
         return vec![Check::skip(ID, "which module the host would load cannot be seen from this container").seen(list)];
     }
@@ -55,7 +55,7 @@ fn file(machine: &Machine) -> Vec<Check> {
             None if machine.old_module_serves() => {
                 Check::skip(ID, format!("no nvidia-peermem.ko is installed for kernel {release}; {OLD_MODULE} is loaded"))
             }
-            // Its file is where it was loaded from: in a container, or in the image of the system.
+            // The module's file is in a container, or in the image of the system.
             None if works(machine) && machine.setting.is_fixed() => {
                 Check::ok(ID, "nvidia_peermem is loaded, and its file is not among those of this node, whose modules come from elsewhere")
             }
@@ -151,7 +151,7 @@ fn vermagic(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check
     })
 }
 
-/// What binds the module to what is installed now.
+/// The cure that binds the module to what is installed now.
 pub(super) const REBUILD: &str = "rebuild it against what is installed now: make clean; make; make install";
 
 /// Compares the versions of symbols that the file wants with those that the installed RDMA core and GPU driver
@@ -207,10 +207,10 @@ fn stub(machine: &Machine, file: &ModuleFile) -> Option<Check> {
     })
 }
 
-/// What has the kernel take signed modules only.
+/// A setting that has the kernel take signed modules only.
 pub(super) struct Demand {
     pub(super) seen: String,
-    /// What modprobe says of a module that is not.
+    /// The message of modprobe about a module that is not signed.
     modprobe: &'static str,
 }
 
@@ -351,7 +351,7 @@ fn loaded(machine: &Machine) -> Check {
         .seen("/proc/modules");
     }
     let message = "nvidia_peermem is not loaded: plain ibv_reg_mr() on GPU memory fails with \"Bad address\"";
-    // Then nothing was tried, whatever the log says of other times.
+    // A module that is kept out was not tried; older lines in the log do not matter.
     if let Some((line, block @ (Block::Always | Block::Kernel))) = effective_block(machine) {
         let (told, fix) = match block {
             Block::Kernel => ("the kernel is told to refuse it", line.take_out()),
@@ -426,12 +426,12 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
     // What failed before a load that worked is history.
     let mut tries = about_us.take_while(|line| !(line.contains("clients ") && line.contains(" registered"))).peekable();
     while let Some(line) = tries.next() {
-        // To the module, a driver whose symbols the kernel keeps from it looks like none.
+        // If the kernel keeps the driver's symbols from the module, the module sees no driver.
         let kept = tries.peek().is_some_and(|before| before.contains(GPL_ONLY));
         if line.contains(NO_DRIVER) && kept {
             continue;
         }
-        // Built where the API was, and loaded where it is not.
+        // The module was built where the API was, and is loaded where it is not.
         let no_api = line.contains(NO_API)
             || lacks(line).is_some_and(|symbol| symbol.ends_with("register_peer_memory_client"))
                 && machine.has_symbol(REGISTER) == Some(false);
@@ -595,7 +595,7 @@ pub(super) fn kept_out(machine: &Machine, module: &str, load: &str) -> Option<(m
     }
     let (line, block) = modprobe::blocked(machine.root, module)?;
     let fix = match block {
-        // It reboots.
+        // This cure reboots, so nothing follows it.
         Block::Kernel => line.take_out(),
         _ => format!("{}, then {load}", line.take_out()),
     };

@@ -254,7 +254,7 @@ fn fix(machine: &Machine, reason: &str) -> String {
 
 fn refusals(machine: &Machine, rows: &[Failure]) -> Vec<Check> {
     let newest = rows.iter().map(|row| row.time).fold(0.0, f64::max);
-    // A recorded tree is looked at as of its last refusal.
+    // For a recorded tree, the time of its last refusal is now.
     let now = match machine.root.is_live() {
         true => std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)

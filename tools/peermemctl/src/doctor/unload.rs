@@ -33,7 +33,7 @@ pub fn reload_driver(machine: &Machine) -> String {
 
 /// Returns what has nvidia.ko loaded again, for somebody who is on the host.
 pub fn reload(machine: &Machine) -> String {
-    /// In the order in which they can be unloaded.
+    /// The modules above the GPU driver, in the order in which they can be unloaded.
     const ABOVE: [&str; 7] = [NAME, OLD_MODULE, "gdrdrv", "nvidia_fs", "nvidia_drm", "nvidia_modeset", "nvidia_uvm"];
     let live = machine.registrations.as_ref().map_or(0, Vec::len);
     let uses = machine.modules.get("nvidia").and_then(|loaded| usize::try_from(loaded.refcount?).ok()).unwrap_or(0);

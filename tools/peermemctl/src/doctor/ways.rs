@@ -48,7 +48,7 @@ pub fn verdicts(pairs: &[Pair]) -> Vec<WayVerdict> {
         }
     };
     let mut verdicts: Vec<WayVerdict> = Way::ALL.into_iter().map(of_way).collect();
-    // Said once, what closes all ways by dma-buf.
+    // A reason that closes all ways by dma-buf is told once.
     let plain = verdicts.iter().find(|verdict| verdict.way == Way::DmaBuf).map(|verdict| verdict.because.clone());
     let special = verdicts.iter_mut().filter(|verdict| ![Way::PeerMemory, Way::DmaBuf].contains(&verdict.way));
     for verdict in special.filter(|verdict| verdict.pairs == 0 && Some(&verdict.because) == plain.as_ref()) {
@@ -148,11 +148,11 @@ pub const VERBS: &str = "verbs";
 struct AsAnother {
     name: &'static str,
     library: &'static str,
-    /// The variable that it sets for the library, and its value.
+    /// The variable that it sets for the library, and the variable's value.
     sets: Option<(&'static str, &'static str)>,
 }
 
-/// [`crate::facts::NIXL_UCX`], [`crate::facts::DEEPEP_NVSHMEM`].
+/// The programs and their libraries ([`crate::facts::NIXL_UCX`], [`crate::facts::DEEPEP_NVSHMEM`]).
 const AS_ANOTHER: [AsAnother; 2] = [
     AsAnother { name: "nixl", library: "ucx", sets: None },
     AsAnother { name: "deepep", library: "nvshmem", sets: Some(("NVSHMEM_IB_ENABLE_IBGDA", "1")) },
@@ -178,7 +178,7 @@ pub fn programs() -> Vec<&'static str> {
     std::iter::once(VERBS).chain(known).chain(AS_ANOTHER.iter().map(|program| program.name)).collect()
 }
 
-/// Whether there is a pair for those who were asked about.
+/// The answer to whether there is a pair for those who were asked about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Usable {
     Yes,
@@ -312,7 +312,7 @@ pub fn refused_to(
         let is_closed = pairings.iter().all(|pairing| refusal(pairing).is_some());
         let nearest = pairings.iter().min_by_key(|pairing| pairing.distance)?;
         let refusal = refusal(nearest).filter(|_| is_closed)?;
-        // What a program sets by itself nobody takes away.
+        // A user cannot take away a variable that the program sets itself.
         let sets = AS_ANOTHER.iter().find(|program| program.name == name).and_then(|program| program.sets);
         let fix = refusal.set.filter(|fix| !sets.is_some_and(|(variable, _)| fix.contains(variable)));
         Some(ProgramRefused { id: consumer.id, because: format!("{name}: {}", refusal.because), fix })
@@ -375,7 +375,7 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
     let works = |way: Way| verdicts.iter().any(|verdict| verdict.way == way && verdict.usable == Some(true));
     let no_api =
         machine.has_symbol(REGISTER) == Some(false) && machine.api_to_load().is_none() && machine.loaded.is_none();
-    // As of an EFA: whatever core and module there are, nobody asks them.
+    // Whatever core and module there are, no driver asks them, as with an EFA.
     let unasked = !machine.rdma.is_empty() && machine.rdma.iter().all(|nic| way::nic_asks_peers(machine, nic).is_no());
     let no_peers = no_api || unasked;
     // With an RDMA device it would work, and nothing else is missing.
@@ -384,7 +384,7 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
     let by_nic = works(Way::PeerMemory) && machine.rdma.iter().all(|nic| setting::takes_by_itself(machine, nic));
     let own_way = machine.rdma.is_empty() && hardware::with_own_way(machine).is_some()
         || !machine.rdma.is_empty() && machine.rdma.iter().all(|nic| way::takes_or_pins(machine, nic));
-    // Then nothing tells that peer memory is missed.
+    // If nothing is known of dma-buf, nothing tells whether peer memory is missed.
     let is_unknown = |verdict: &WayVerdict| verdict.way == Way::DmaBuf && verdict.usable.is_none();
     let perhaps = !by_nic && verdicts.iter().any(is_unknown);
     let gpus = machine.gpus();

@@ -13,10 +13,10 @@ use tables::{
     SRUN_LONG_WORDS, VERBS, WRAPPERS,
 };
 
-/// What a command line makes of an environment.
+/// The environment that a command line makes.
 pub struct Launched {
     pub variables: BTreeMap<String, String>,
-    /// What may set or take away variables in a way that is not understood.
+    /// The things that may set or take away variables in a way that is not understood.
     pub not_understood: Vec<String>,
     /// Files of variables that are to be read.
     pub files: Vec<EnvFile>,
@@ -36,7 +36,7 @@ pub enum EnvFile {
     Script(String),
 }
 
-/// How deep launchers may start launchers.
+/// The deepest level at which launchers may start launchers.
 const DEEPEST: usize = 16;
 
 type Words<'a> = std::iter::Peekable<std::slice::Iter<'a, String>>;
@@ -258,8 +258,9 @@ impl Launched {
             if word == "--" {
                 break;
             }
-            // Pyxis: the image has variables of its own.
-            // So have images by other options of Pyxis, of OCI bundles and of CSCS's plugin.
+            // The image that Pyxis starts has variables of its own.
+            // The images of Pyxis's other options, of OCI bundles and of CSCS's plugin have some,
+            // too.
             let option = word.split('=').next().unwrap_or_default();
             match option {
                 "--container-image" | "--container-name" | "--container" | "--environment" => {
@@ -289,7 +290,7 @@ impl Launched {
                     self.note(&format!("srun {option}"));
                 }
             } else if !SRUN_FLAGS.contains(&word.as_str()) && word.len() == 2 {
-                // -N 2, where -N2 has it with it
+                // `-N 2` has its word apart; `-N2` has it in one piece.
                 words.next();
             }
         }
@@ -353,7 +354,7 @@ impl Launched {
                 _ => {}
             }
         }
-        // The image, or the container.
+        // This word is the image, or the container.
         words.next();
         self.note(&format!("{name} {verb} (the variables of its image)"));
     }
@@ -445,7 +446,7 @@ impl Launched {
     /// Reads the commands of a script, one after the other. The verdict is for the last, if all that it starts
     /// have the same variables.
     fn script(&mut self, shell: &str, script: &str, exports_all: bool, depth: usize) {
-        // What a file is sent to says nothing.
+        // Redirections of output do not matter here.
         let script = script.replace(">&", ">").replace("&>", ">").replace(['\n', '&'], ";");
         let parts: Vec<Vec<String>> = script.split(';').map(split).collect();
         let is_set = |words: &[String]| words.iter().all(|word| assignment(word).is_some());
@@ -454,7 +455,7 @@ impl Launched {
             !is_set(words) && !["export", "unset"].contains(&first) && !HARMLESS.contains(&first)
         };
         let last = parts.iter().rposition(starts);
-        // The shell's own, which it passes on once they are exported.
+        // These are the shell's own variables, which it passes on once they are exported.
         let mut own = BTreeMap::new();
         let mut started: Option<BTreeMap<String, String>> = None;
         for (at, words) in parts.iter().enumerate() {
@@ -497,7 +498,7 @@ impl Launched {
     }
 }
 
-/// How variables begin that libraries read.
+/// The beginnings of the names of variables that libraries read.
 const LIBRARIES: [&str; 5] = ["NCCL_", "UCX_", "NVSHMEM_", "FI_", "MC_"];
 
 /// Returns whether an argument, or what follows `=` or `,` in it, sets a variable that libraries read.
@@ -550,7 +551,7 @@ fn verb_of_a_launcher<'a>(command: &str, arguments: &[&'a String]) -> Option<&'a
     let is_of_system = !command.contains('/') || FOLDERS.iter().any(|folder| command.starts_with(folder));
     let mut plain = arguments.iter().filter(|word| !word.starts_with('-')).map(|word| word.as_str()).take(3);
     let is_word = |word: &&str| word.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
-    // A file is an argument of a program: `python3 train.py run`.
+    // A file before the word makes it an argument of a program: `python3 train.py run`.
     plain.by_ref().take_while(is_word).find(|word| VERBS.contains(word)).filter(|_| is_of_system)
 }
 

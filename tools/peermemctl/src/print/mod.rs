@@ -22,14 +22,14 @@ use comfy_table::{CellAlignment, ContentArrangement, Table};
 use std::fmt::Write;
 use terminal_size::{terminal_size, Width};
 
-/// Columns where there is no terminal.
+/// The number of columns if there is no terminal.
 pub const WIDTH: usize = 100;
-/// Lines of prose that are longer are hard to read.
+/// The largest number of columns: longer lines of prose are hard to read.
 const WIDEST: usize = 120;
-/// In fewer no table fits.
+/// The smallest number of columns: no table fits in fewer.
 const NARROWEST: usize = 60;
 
-/// How much is told.
+/// The amount of detail in the text.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Detail {
     /// Problems only.
@@ -118,7 +118,7 @@ impl Page {
         let in_full = self.detail == Detail::Verbose;
         if let Some(cause) = check.follows {
             self.wrapped("       follows from: ", cause, Style::new());
-            // What helps is told there.
+            // The cause's own lines tell what helps.
             if !in_full {
                 return;
             }

@@ -38,7 +38,7 @@ pub(super) fn print(page: &mut Page, verify: &Verify) {
     page.wrapped("", &verdict(verify), Style::new().bold());
 }
 
-/// What is told of single pairs on one page.
+/// The most single pairs that one page tells of.
 const MOST: usize = 20;
 
 /// Prints a line for each way over all pairs, then the pairs that are not well, or every pair if
@@ -187,7 +187,7 @@ mod tests {
         for (level, missing, code, words) in [
             (Level::Ok, &[][..], 0, "verify: PASS, 2 held, 0 failed, 0 not tried"),
             (Level::Skip, &[], 1, "verify: PASS as far as it was tried, 0 held, 0 failed, 2 not tried"),
-            // The other failure is of a module that is there for comparison.
+            // The other failure belongs to a module that is there for comparison.
             (Level::Fail, &[], 2, "verify: FAIL, 0 held, 1 failed, 0 not tried"),
             (Level::Ok, &["a NIC"], 3, "verify: NOTHING TO TEST"),
         ] {

@@ -97,7 +97,7 @@ fn content(lines: &[String]) -> String {
         .collect()
 }
 
-/// The most that a file of bytes has: a configuration space has 4096.
+/// The most bytes that a file of bytes may have: a configuration space has 4096.
 const MOST_BYTES: usize = 1 << 20;
 
 fn bytes(size: usize, lines: &[String]) -> Result<Vec<u8>> {

@@ -90,7 +90,7 @@ impl Recorder<'_> {
                 self.lines(OS_RELEASE, |line| line.starts_with("ID=") || line.starts_with("VARIANT_ID="));
             }
         }
-        // As somebody who sets nothing finds it.
+        // This is the file that a program finds whose user sets nothing.
         let environment = Environment::of_command(self.root, &["env".to_owned(), "-i".to_owned()]);
         if let Some(file) = environment.nccl("NCCL_TOPO_FILE").map(|(file, _)| file.to_owned()) {
             if let Ok(text) = self.root.text(&file) {
@@ -156,7 +156,7 @@ impl Recorder<'_> {
         for file in modprobe::drop_ins(root) {
             self.unit(&file);
         }
-        // Who wants one of those.
+        // These links say which units want one of those.
         for dir in modprobe::UNITS {
             let folders = self.root.names(dir).into_iter();
             for folder in folders.filter(|name| name.ends_with(".wants") || name.ends_with(".requires")) {
@@ -216,7 +216,7 @@ impl Recorder<'_> {
         self.lines(path, |line| loads(line) || line.trim_end().ends_with('\\') || is_template(&line.replace('=', " ")));
         for line in text.lines() {
             of_script(line).iter().for_each(|script| self.script(script));
-            // Once: units may want each other.
+            // Each unit is recorded once, since units may want each other.
             let new = |unit: &&str| !modprobe::UNITS.iter().any(|dir| self.has(&format!("{dir}/{unit}")));
             let units: Vec<&str> = modprobe::pulled(line).filter(|_| pulls(line)).filter(new).collect();
             units.into_iter().for_each(|unit| self.service(unit));

@@ -34,9 +34,9 @@ use std::path::Path;
 /// One machine.
 #[derive(Default)]
 pub struct Tree {
-    /// What situation it is in.
+    /// The situation that it is in.
     pub about: String,
-    /// What doctor finds there, such as `FAIL api.exported`.
+    /// The findings of doctor there, such as `FAIL api.exported`.
     pub findings: Vec<String>,
     /// The machine that its file extends.
     pub base: Option<String>,
@@ -48,7 +48,7 @@ pub struct Tree {
 pub struct Entry {
     /// `F`, `H`, `L`, `E` or `M`; in an overlay also `R` or `P`.
     pub kind: String,
-    /// What follows the path in the first line.
+    /// The text that follows the path in the first line.
     pub rest: String,
     /// The other lines.
     pub lines: Vec<String>,
@@ -61,7 +61,7 @@ impl Tree {
     }
 
     fn read_base(file: &Path, depth: usize) -> Result<Self> {
-        /// More machines than stand on one another anywhere.
+        /// The most bases that may stand on one another. No real machine has as many.
         const DEEPEST: usize = 32;
         if depth > DEEPEST {
             bail!("{}: more than {DEEPEST} bases, one on another: does one stand on itself?", file.display());

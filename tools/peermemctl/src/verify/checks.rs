@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How a check ended that found nothing wrong.
+/// The end of a check that found nothing wrong.
 pub enum Held {
-    /// What was tried, and figures.
+    /// It held: what was tried, and figures.
     Yes(String, Vec<String>),
-    /// Why it could not be tried.
+    /// It could not be tried, for this reason.
     Skipped(String),
 }
 
@@ -28,7 +28,7 @@ pub struct Check {
     pub run: fn(&Rig, &Conditions) -> Result<Held>,
 }
 
-/// In this order.
+/// All checks, in the order in which they run.
 pub const CHECKS: [Check; 12] = [
     Check { id: "register.offsets", run: offsets },
     Check { id: "register.refused", run: refused },
@@ -75,7 +75,8 @@ fn offsets(rig: &Rig, conditions: &Conditions) -> Result<Held> {
             let bytes = source.wanted.get(..length).context("length")?;
             wanted.get_mut(start..start + length).context("start")?.copy_from_slice(bytes);
             region.deregister().with_context(|| format!("deregister {what}"))?;
-            // All of it: nothing beside the registration was written either.
+            // This compares all of the memory, so nothing beside the registration was written
+            // either.
             same(&what, &memory.read()?, &wanted, 0)?;
             count += 1;
         }
@@ -100,7 +101,7 @@ fn refused(rig: &Rig, _: &Conditions) -> Result<Held> {
 /// pinned and mapped.
 fn sizes(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     const ROUNDS: usize = 9;
-    /// What no GPU lacks room for.
+    /// A size that every GPU has room for.
     const SURE: usize = 16 * MIB;
     let (free, _) = rig.gpu.memory()?;
     let mut rng = Rng::with_seed(conditions.seed);
@@ -414,7 +415,7 @@ fn processes(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     region.deregister().context("deregister after kill -9")?;
     let (kind, forked) = match conditions.ours {
         true => (process::FORK_DEREGISTER, "children of fork exited, ran exec and deregistered"),
-        // NVIDIA's leaves a pin that nobody ends, and later uses freed memory.
+        // NVIDIA's module leaves a pin that nobody ends, and later uses freed memory.
         false => (process::FORK, "children of fork exited and ran exec; none deregistered, which only ours allows"),
     };
     child(kind, 0)?.finish().context("fork")?;
@@ -478,7 +479,7 @@ fn unload(rig: &Rig, conditions: &Conditions) -> Result<Held> {
     held(format!("{ROUNDS} times refused while memory was registered, then unloaded and loaded again"))
 }
 
-/// What is registered at some moment.
+/// The registrations that there are at some moment.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Level {
     /// How often the module is used.

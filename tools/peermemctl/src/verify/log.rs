@@ -3,7 +3,7 @@
 
 use crate::root::{Missing, Root};
 
-/// How lines begin by which the kernel reports a bug of its own, or a stuck task.
+/// The beginnings of lines by which the kernel reports a bug of its own, or a stuck task.
 const BEGIN: [&str; 12] = [
     "BUG: ",
     "WARNING: ",
@@ -18,7 +18,7 @@ const BEGIN: [&str; 12] = [
     "list_del corruption",
     "Unable to handle kernel",
 ];
-/// What drivers say of an access that went wrong: the GPU's, an IOMMU's.
+/// The words of drivers about an access that went wrong: the GPU's, or one that an IOMMU blocked.
 const INSIDE: [&str; 3] = ["NVRM: Xid", "DMAR: [DMA", "IO_PAGE_FAULT"];
 
 /// Returns whether a line is one that no check may cause.

@@ -40,26 +40,28 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use watchdog::Watchdog;
 use ways::Depth;
 
-/// What is asked for.
+/// The options of `verify`.
 pub struct Wanted<'a> {
     /// Whether the module is tested in depth, in place of each way.
     pub module: bool,
-    /// The ways that are tried; each one that exists if it is empty.
+    /// The ways that are tried; if there are none, each one that exists.
     pub ways: &'a [WayWord],
     pub quick: bool,
-    /// As [`select`] reads them; `None`: all of them, and of the module's test the first ones.
+    /// The GPU as [`select`] reads it. `None` means all of them, or for the module's test the first
+    /// one.
     pub gpu: Option<&'a str>,
     pub nic: Option<&'a str>,
-    /// Checks whose names begin so; all of them if it is empty.
+    /// The beginnings of the names of the checks that are run; if there are none, all checks are
+    /// run.
     pub only: &'a [String],
     pub storm: Duration,
     pub seed: Option<u64>,
     pub compare: Option<PathBuf>,
     /// Whether modules may be loaded and unloaded without asking.
     pub yes: bool,
-    /// `None`: a file of this folder that is named by the time.
+    /// The report's file; `None` for a file of this folder that is named by the time.
     pub report: Option<PathBuf>,
-    /// What machine this is.
+    /// The words that say what machine this is.
     pub about: &'a str,
 }
 
@@ -83,12 +85,12 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// Set by Ctrl-C and its like: the checks end, and the module is as it was.
+/// A flag that Ctrl-C and its like set: then the checks end, and the module is restored.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn interrupted(signal: libc::c_int) {
     INTERRUPTED.store(true, Ordering::Relaxed);
-    // Once more ends this program at once.
+    // A second signal ends this program at once.
     // SAFETY: A handler may call signal().
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
@@ -197,7 +199,7 @@ fn hang(verify: &mut Verify, hung: VerifyCheck, about: &str, opened: Option<Repo
     eprintln!("peermemctl: {} {}", hung.id, hung.message);
     match verify.passes.last_mut() {
         Some(pass) => {
-            // It stands still, with any module.
+            // A check that stands still counts with any module.
             pass.counts = true;
             pass.checks.push(hung);
         }
@@ -205,7 +207,7 @@ fn hang(verify: &mut Verify, hung: VerifyCheck, about: &str, opened: Option<Repo
     }
     verify.level = verify.worst();
     let text = report(&root, verify, about, Some("a check hangs; nvidia_peermem was left as it is"));
-    // The process ends here: that no report could be written is said, and changes nothing.
+    // The process ends here. If no report can be written, that is said, and changes nothing.
     match keep(&text, opened, false) {
         Ok(Some(path)) => eprintln!("report: {}", path.display()),
         _ => eprintln!("report: none"),
@@ -256,7 +258,8 @@ fn each_way(
 }
 
 fn plan<'a>(wanted: &'a Wanted, begun: Instant, seed: u64) -> ways::Plan<'a> {
-    // Beside what a NIC that hangs takes, and the report, which takes seconds on a machine that is busy.
+    // This leaves time for a NIC that hangs, and for the report, which takes seconds on a busy
+    // machine.
     let (depth, seconds) = if wanted.quick { (Depth::Quick, 7) } else { (Depth::Normal, 45) };
     ways::Plan { words: wanted.ways, depth, until: begun + Duration::from_secs(seconds), seed }
 }
@@ -310,7 +313,7 @@ fn expected(machine: &Machine, nic: Option<&str>, pairs: Vec<VerifyPair>, missin
 
 /// Measures each GPU with each NIC.
 pub fn measured(machine: &Machine, gpu: Option<&str>, nic: Option<&str>) -> Result<Matrix> {
-    /// Nothing more begins after this; eight GPUs with eight NICs take half of it.
+    /// The time after which nothing more begins; eight GPUs with eight NICs take half of it.
     const LIMIT: Duration = Duration::from_secs(300);
     let (gpus, nics) = devices(machine, gpu, nic)?;
     let missing = missing_hardware(machine);
@@ -378,7 +381,7 @@ fn exports(address: &str, coherent: bool) -> Result<Held> {
         let took = start.elapsed().as_secs_f64() * 1e6;
         match exported {
             Ok(()) => details.push(format!("{name}: {took:.1} µs")),
-            // Without a coherent link no program asks for it.
+            // Without a coherent link no program asks for the PCIe mapping.
             Err(error) if mapping == Mapping::Pcie && !coherent => details.push(format!("{name}: {error:#}")),
             Err(error) => return Err(error.context(name)),
         }
@@ -494,7 +497,7 @@ fn passes(run: &Run, machine: Machine, gpu: Option<&str>, comparison: Option<&st
     done.and(restored)
 }
 
-/// What all passes have in common.
+/// The things that all passes have in common.
 struct Run<'a> {
     root: &'a Root,
     wanted: &'a Wanted<'a>,
@@ -547,7 +550,7 @@ impl Run<'_> {
         comparison: Option<&str>,
         verify: &mut Verify,
     ) -> Result<()> {
-        /// A check that takes longer hangs.
+        /// The time after which a check counts as hanging.
         const LIMIT: Duration = Duration::from_secs(600);
         let root = self.root;
         let conditions = Conditions {

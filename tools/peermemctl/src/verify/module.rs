@@ -15,12 +15,12 @@ use std::process::Command;
 /// The parameter that chooses the kind of pins.
 const PERSISTENT: &str = "persistent_api_support";
 
-/// How a module is loaded.
+/// The way in which a module is loaded.
 #[derive(Clone)]
 pub struct Load {
-    /// `None`: the one that modprobe takes.
+    /// The file; `None` for the one that modprobe takes.
     pub file: Option<PathBuf>,
-    /// `name=value`.
+    /// The parameters as `name=value`.
     pub parameters: Vec<String>,
 }
 
@@ -61,14 +61,14 @@ pub fn references(root: &Root) -> Option<i64> {
     kernel::loaded_modules(root).get(NAME)?.refcount
 }
 
-/// What becomes of registered memory that is freed.
+/// The promise of a module for registered memory that is freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pins {
-    /// It stays until it is deregistered.
+    /// The memory stays pinned until it is deregistered.
     Persistent,
-    /// The NIC is stopped first.
+    /// The NIC is stopped before the memory is freed.
     Revocable,
-    /// One or the other, as the driver can.
+    /// One of the two happens, as the driver can.
     Either,
 }
 
@@ -81,7 +81,7 @@ pub fn pins(root: &Root) -> Pins {
             _ => Pins::Either,
         };
     }
-    // NVIDIA's has the parameter from 560 on, and pins persistently where the driver can.
+    // NVIDIA's module has the parameter from 560 on, and pins persistently if the driver can.
     match root.line(&format!("{SYS}/parameters/{PERSISTENT}")).as_deref() {
         None | Some("0") => Pins::Revocable,
         Some(_) => Pins::Either,
@@ -117,11 +117,11 @@ fn parameters(root: &Root) -> BTreeMap<String, String> {
     root.names(&dir).into_iter().filter_map(|name| Some((name.clone(), value(&name)?))).collect()
 }
 
-/// The module as it was found.
+/// The state of the module before the tests.
 pub struct Found {
-    /// What brings it back; `None`: it was not loaded.
+    /// The load that brings it back; `None` if it was not loaded.
     load: Option<Load>,
-    /// What keeps it from being unloaded here.
+    /// The reason why it cannot be unloaded here.
     pub stays: Option<String>,
 }
 

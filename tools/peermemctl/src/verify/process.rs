@@ -17,13 +17,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Registers, moves bytes and compares them until its input ends.
+/// The process that registers, moves bytes and compares them until its input ends.
 pub const MOVER: &str = "mover";
-/// Forks children that exit and run exec.
+/// The process that forks children that exit and run exec.
 pub const FORK: &str = "fork";
-/// The same, and one that deregisters.
+/// The process that does the same, and forks a child that deregisters.
 pub const FORK_DEREGISTER: &str = "fork-deregister";
-/// One life in the storm.
+/// The process that is one life in the storm.
 pub const STORM: &str = "storm";
 
 /// The variable that tells a process who started it.
@@ -42,20 +42,20 @@ pub fn command(words: &[&OsStr], kind: &str) -> Result<Command> {
 /// has ended already.
 pub fn end_with_parent() -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("ask to be ended with the parent")?;
-    // The kernel tells of no parent that ended before it was asked.
+    // The kernel sends no signal for a parent that ended before this call.
     let parent = std::env::var(PARENT).ok().and_then(|pid| pid.parse().ok());
     let is_there = parent.is_none_or(|parent: i32| Pid::as_raw(getppid()) == parent);
     ensure!(is_there, "the process that started this one has ended");
     Ok(())
 }
 
-/// What a process did.
+/// The work that a process did.
 #[derive(Default, Clone, Copy)]
 pub struct Counts {
     pub registered: u64,
     /// Registrations whose memory was freed first.
     pub freed: u64,
-    /// Bytes.
+    /// Bytes that were moved.
     pub moved: u64,
     pub forks: u64,
 }
@@ -138,13 +138,13 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Gone already, unless a check failed.
+        // The process is gone already, unless a check failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Processes of the storm at a time.
+/// The number of processes of the storm at a time.
 const AT_ONCE: u64 = 4;
 
 /// Starts processes until the time is up, and kills half of them with SIGKILL. Returns what all of
@@ -306,7 +306,7 @@ fn forks(rig: &Rig, seed: u64, deregister: bool) -> Result<()> {
 fn life(rig: &Rig, seed: u64) -> Result<()> {
     const LARGEST: usize = 8 * MIB;
     const PIECE: usize = 2 * GPU_PAGE;
-    /// One round in this many.
+    /// The number of rounds of which one forks.
     const FORKS: u32 = 16;
     let mut rng = Rng::with_seed(seed);
     let mut host = rig.host(PIECE, &mut rng)?;

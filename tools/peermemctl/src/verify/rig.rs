@@ -13,7 +13,7 @@ use std::time::Duration;
 
 pub const KIB: usize = 1 << 10;
 pub const MIB: usize = 1 << 20;
-/// What GPU memory is pinned by.
+/// The size of the pages by which GPU memory is pinned.
 pub const GPU_PAGE: usize = 64 * KIB;
 
 /// Which GPU, and which port of which NIC.
@@ -25,7 +25,7 @@ pub struct Place {
     pub port: String,
 }
 
-/// What a check works with.
+/// The things that a check works with.
 pub struct Rig<'a> {
     pub gpu: &'a Gpu<'a>,
     pub domain: &'a Domain<'a>,
@@ -33,14 +33,14 @@ pub struct Rig<'a> {
     port: &'a PortAddress,
 }
 
-/// What a check is told.
+/// The facts that a check is told.
 pub struct Conditions<'a> {
     pub root: &'a Root,
     pub place: &'a Place,
     pub pins: Pins,
     /// Whether the loaded module is this project's.
     pub ours: bool,
-    /// How the loaded module is loaded again; `Err`: why it must stay.
+    /// The way to load the loaded module again; `Err` says why it must stay.
     pub again: Result<&'a Load, &'a str>,
     pub storm: Duration,
     pub seed: u64,
@@ -94,7 +94,7 @@ enum Where<'a> {
 
 /// Registered memory, and what it must hold.
 pub struct Side<'a> {
-    // First, so that it ends before the memory.
+    // This field is the first, so that it is dropped before the memory.
     pub region: Region<'a>,
     place: Where<'a>,
     pub wanted: Vec<u8>,

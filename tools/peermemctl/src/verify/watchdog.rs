@@ -9,7 +9,8 @@ use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is known when a check begins, which check, and how long it may take; `None`: it has ended.
+/// The results that are known when a check begins, which check that is, and how long it may take;
+/// `None` when it has ended.
 type Begun<T> = Option<(T, String, Duration)>;
 
 /// A thread that waits beside the checks.

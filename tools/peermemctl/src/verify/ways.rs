@@ -29,40 +29,41 @@ use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is allocated: memory of this size has a block of its own.
+/// The bytes that are allocated: memory of this size has a block of its own.
 const BLOCK: usize = 2 * MIB;
-/// What is registered of it, and of the host's memory ...
+/// The bytes of it, and of the host's memory, that are registered.
 const SPAN: usize = 3 * GPU_PAGE;
-/// ... and where little may be locked.
+/// The same where little may be locked.
 const SMALL: usize = 8 * KIB;
-/// What is registered to measure the bandwidth, and what one RDMA write of that moves.
+/// The bytes that are registered to measure the bandwidth; the next constant is what one RDMA write
+/// moves of them.
 pub const MOVED: usize = 16 * MIB;
 pub const PIECE: u32 = MIB as u32;
-/// A way is slow below this part of what the link can do.
+/// The part of what the link can do below which a way is slow.
 const SLOW: f64 = 0.5;
-/// As often a way is measured before it is called slow.
+/// The number of times that a way is measured before it is called slow.
 const TRIES: usize = 3;
 const TIME_IS_UP: &str = "the time is up (--gpu and --nic choose)";
 /// The kind of process that tries the preload library.
 pub const PRELOAD: &str = "preload";
 
-/// How much is tried.
+/// The depth to which each way is tried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Depth {
     /// Registers, writes, reads, compares.
     Quick,
     /// Every offset class, all operations, a free, and the bandwidth for a moment.
     Normal,
-    /// As `Quick`, and the bandwidth, as a median.
+    /// The same as `Quick`, and the bandwidth as a median.
     Rates,
 }
 
-/// What is asked for.
+/// The plan of a run: what is tried, and until when.
 pub struct Plan<'a> {
-    /// Nothing: each way that exists.
+    /// The ways that are tried; if there are none, each one that exists.
     pub words: &'a [WayWord],
     pub depth: Depth,
-    /// Nothing more begins after this.
+    /// The time after which nothing more begins.
     pub until: Instant,
     pub seed: u64,
 }
@@ -95,12 +96,12 @@ fn wanted(machine: &Machine, plan: &Plan, gpu: &Device, nic: &RdmaDevice) -> Vec
     plain.chain(of(WayWord::DmaBuf, trial::by_dma_buf(machine, gpu, nic))).collect()
 }
 
-/// What was learned of NICs meanwhile.
+/// The facts that the tries so far have shown of NICs.
 #[derive(Default)]
 struct Learned {
     /// Bytes per second between two places of the host's memory.
     host: BTreeMap<String, f64>,
-    /// Ways in which a NIC did not answer.
+    /// Ways in which a NIC did not answer, with the reason.
     hung: BTreeMap<(String, Way), String>,
 }
 
@@ -227,7 +228,7 @@ impl Target<'_> {
             return found;
         };
         if verbs::has_no_connections(&error) {
-            // Without these, nothing is known of bytes: no verdict.
+            // Without connections nothing is known of bytes, so there is no verdict.
             let took = found.register_us.take();
             found.deregister_us = None;
             let registers = took.map_or(String::new(), |us| format!(", which registers GPU memory (in {us:.1} µs),"));
@@ -240,7 +241,7 @@ impl Target<'_> {
         }
         let hung = format!("{error:#}").contains(NO_COMPLETION);
         (found.level, found.message) = match found.register_us {
-            // It registered: what fails then is no refusal.
+            // The memory was registered, so what fails later is no refusal.
             Some(_) if hung => (Level::Fail, Some(format!("{} hangs: {error:#}", self.nic.name))),
             Some(_) => (Level::Fail, Some(format!("registers, and then: {error:#}"))),
             None => {
@@ -263,7 +264,7 @@ impl Target<'_> {
         let domain = device.domain()?;
         let mut rng = Rng::with_seed(self.plan.seed);
 
-        // The host's side of each transfer, as much as may be locked.
+        // This is the host's side of each transfer, as large as the limit of locked memory allows.
         let mut host: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(SPAN).collect();
         let mut span = SPAN;
         let ours = match domain.register(host.as_mut_ptr() as u64, span) {
@@ -306,7 +307,7 @@ impl Target<'_> {
             let target = (&region, memory.address() + start as u64);
             written.write(from(0), target, u32::try_from(length)?).with_context(|| format!("write {what}"))?;
             wanted.splice(start..start + length, host.iter().take(length).copied());
-            // What lies beside it, too; all of it below.
+            // This compares what lies beside it, too; all of the memory is compared below.
             let around = start.saturating_sub(GPU_PAGE)..(start + length + GPU_PAGE).min(BLOCK);
             let got = memory.read_part(around.start, around.len())?;
             let begin = around.start;
@@ -422,7 +423,7 @@ impl Target<'_> {
             let start = Instant::now();
             link.write(from, to, PIECE)?;
             let took = start.elapsed();
-            // Many at once would take very long where one already does.
+            // If one write takes long, many at once would take very long.
             match took > span {
                 true => Ok(f64::from(PIECE) / took.as_secs_f64()),
                 false => link.rate(from, to, MOVED as u64, PIECE, span),
@@ -542,7 +543,7 @@ fn preloaded(
     command.env("LD_PRELOAD", format!("{library}:libibverbs.so.1{others}"));
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("start a process")?;
     let output = BufReader::new(child.stdout.take().context("the process's output")?);
-    // What it prints is waited for, all of it together no longer than one NIC may take.
+    // All its output together is waited for no longer than one NIC may take.
     let end = until + plan.patience();
     let (send, lines) = channel();
     thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| send.send(line)));
