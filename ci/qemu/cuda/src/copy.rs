@@ -99,7 +99,10 @@ unsafe fn copy_now(d: &Driver, dst: u64, src: u64, size: usize) -> Res<()> {
     Ok(())
 }
 
+/// Copies `len` bytes from one end to the other.
+///
 /// # Safety
+///
 /// Host addresses are good for `len` bytes.
 unsafe fn copy_part(to: End, from: End, len: u64) -> Res<()> {
     let failed = |_| Code::InvalidValue;

@@ -117,30 +117,30 @@ unsafe fn put_text(to: *mut c_char, len: c_int, text: &str) -> Res<()> {
 }
 
 api! {
-    /// Initialise the library.
+    /// Initialises the library.
     fn cuInit(flags: c_uint) { init(flags) }
 
-    /// Return the version of the driver API. It needs no initialisation.
+    /// Returns the version of the driver API. It needs no initialisation.
     fn cuDriverGetVersion(version: *mut c_int) {
         // SAFETY: the caller's pointer.
         unsafe { put(version, 13000) }
     }
 
-    /// Return the number of GPUs.
+    /// Returns the number of GPUs.
     fn cuDeviceGetCount(count: *mut c_int) {
         let n = c_int::try_from(driver()?.devices().len()).map_err(|_| Code::Unknown)?;
         // SAFETY: the caller's pointer.
         unsafe { put(count, n) }
     }
 
-    /// Return a GPU by its ordinal.
+    /// Returns a GPU by its ordinal.
     fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
         driver()?.device(ordinal)?;
         // SAFETY: the caller's pointer.
         unsafe { put(device, ordinal) }
     }
 
-    /// Return one attribute of a GPU.
+    /// Returns one attribute of a GPU.
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
         let (_, info) = driver()?.device(device)?;
         let v = attribute::device(attribute, info).ok_or(Code::InvalidValue)?;
@@ -148,21 +148,21 @@ api! {
         unsafe { put(value, v) }
     }
 
-    /// Return a GPU's name.
+    /// Returns a GPU's name.
     fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int) {
         driver()?.device(device)?;
         // SAFETY: the caller's buffer and its length.
         unsafe { put_text(name, len, "NVIDIA lab stand-in") }
     }
 
-    /// Return a GPU's PCI address as text.
+    /// Returns a GPU's PCI address as text.
     fn cuDeviceGetPCIBusId(text: *mut c_char, len: c_int, device: c_int) {
         let (_, info) = driver()?.device(device)?;
         // SAFETY: the caller's buffer and its length.
         unsafe { put_text(text, len, &pci_text(info.pci)) }
     }
 
-    /// Return a GPU by its PCI address.
+    /// Returns a GPU by its PCI address.
     fn cuDeviceGetByPCIBusId(device: *mut c_int, text: *const c_char) {
         let d = driver()?;
         if text.is_null() {
@@ -176,63 +176,63 @@ api! {
         unsafe { put(device, n as c_int) }
     }
 
-    /// Return a GPU's UUID.
+    /// Returns a GPU's UUID.
     fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) {
         let (_, info) = driver()?.device(device)?;
         // SAFETY: the caller's pointer.
         unsafe { put(uuid, info.uuid) }
     }
 
-    /// Return a GPU's UUID. Only on partitioned GPUs would it differ from cuDeviceGetUuid's.
+    /// Returns a GPU's UUID. Only on partitioned GPUs would it differ from cuDeviceGetUuid's.
     fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
         let (_, info) = driver()?.device(device)?;
         // SAFETY: the caller's pointer.
         unsafe { put(uuid, info.uuid) }
     }
 
-    /// Return the size of the video memory in bytes.
+    /// Returns the size of the video memory in bytes.
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
         let (_, info) = driver()?.device(device)?;
         // SAFETY: the caller's pointer.
         unsafe { put(bytes, info.memory as usize) }
     }
 
-    /// Create a context and make it current.
+    /// Creates a context and makes it current.
     fn cuCtxCreate_v2(context: *mut CuContext, _flags: c_uint, device: c_int) {
         // SAFETY: the same pointer with the same promise.
         unsafe { create(context, device) }
     }
 
-    /// Create a context with parameters of CUDA 13, which change nothing here.
+    /// Creates a context with parameters of CUDA 13, which change nothing here.
     fn cuCtxCreate_v4(context: *mut CuContext, _params: *mut c_void, _flags: c_uint, device: c_int) {
         // SAFETY: the same pointer with the same promise.
         unsafe { create(context, device) }
     }
 
-    /// Destroy a context with its memory.
+    /// Destroys a context with its memory.
     fn cuCtxDestroy_v2(context: CuContext) { driver()?.destroy(context as usize) }
 
-    /// Make a context current, or none for NULL.
+    /// Makes a context current, or none for NULL.
     fn cuCtxSetCurrent(context: CuContext) { driver()?.set_current(context as usize) }
 
-    /// Return the current context, or NULL.
+    /// Returns the current context, or NULL.
     fn cuCtxGetCurrent(context: *mut CuContext) {
         let current = driver()?.current();
         // SAFETY: the caller's pointer.
         unsafe { put(context, current as CuContext) }
     }
 
-    /// Return the current context's GPU.
+    /// Returns the current context's GPU.
     fn cuCtxGetDevice(device: *mut c_int) {
         let (_, n) = driver()?.here()?;
         // SAFETY: the caller's pointer.
         unsafe { put(device, n as c_int) }
     }
 
-    /// Push a context.
+    /// Pushes a context.
     fn cuCtxPushCurrent_v2(context: CuContext) { driver()?.push(context as usize) }
 
-    /// Pop the current context.
+    /// Pops the current context.
     fn cuCtxPopCurrent_v2(context: *mut CuContext) {
         let popped = driver()?.pop()?;
         if context.is_null() {
@@ -242,7 +242,7 @@ api! {
         unsafe { put(context, popped as CuContext) }
     }
 
-    /// Wait for the GPU.
+    /// Waits for the GPU.
     fn cuCtxSynchronize() {
         let d = driver()?;
         d.here()?;
@@ -250,7 +250,7 @@ api! {
         Ok(())
     }
 
-    /// Take a reference to a GPU's primary context.
+    /// Takes a reference to a GPU's primary context.
     fn cuDevicePrimaryCtxRetain(context: *mut CuContext, device: c_int) {
         let d = driver()?;
         if context.is_null() {
@@ -260,10 +260,10 @@ api! {
         unsafe { put(context, d.retain(device)? as CuContext) }
     }
 
-    /// Drop a reference; the last one frees the context's memory.
+    /// Drops a reference; the last one frees the context's memory.
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) { driver()?.release(device, false) }
 
-    /// Return whether a GPU has a primary context, and its flags.
+    /// Returns whether a GPU has a primary context, and its flags.
     fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) {
         let (of, is) = driver()?.primary(device)?;
         // SAFETY: the caller's pointers.
@@ -273,24 +273,24 @@ api! {
         }
     }
 
-    /// Return a context's number, which no other context of the process has.
+    /// Returns a context's number, which no other context of the process has.
     fn cuCtxGetId(context: CuContext, id: *mut u64) {
         let of = driver()?.context_id(context as usize)?;
         // SAFETY: the caller's pointer.
         unsafe { put(id, of) }
     }
 
-    /// Return the current context's flags.
+    /// Returns the current context's flags.
     fn cuCtxGetFlags(flags: *mut c_uint) {
         let of = driver()?.context_flags()?;
         // SAFETY: the caller's pointer.
         unsafe { put(flags, of) }
     }
 
-    /// Set the current context's flags.
+    /// Sets the current context's flags.
     fn cuCtxSetFlags(flags: c_uint) { driver()?.set_context_flags(flags) }
 
-    /// Return whether one GPU can reach another's memory. Here none can, and the answer for a GPU
+    /// Returns whether one GPU can reach another's memory. Here none can, and the answer for a GPU
     /// and itself is no, too.
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
         let d = driver()?;
@@ -300,10 +300,10 @@ api! {
         unsafe { put(can, 0) }
     }
 
-    /// Drop all references.
+    /// Drops all references.
     fn cuDevicePrimaryCtxReset_v2(device: c_int) { driver()?.release(device, true) }
 
-    /// Return the free and total video memory of the current GPU.
+    /// Returns the free and total video memory of the current GPU.
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let d = driver()?;
         let (_, n) = d.here()?;
@@ -315,7 +315,7 @@ api! {
         }
     }
 
-    /// Allocate video memory.
+    /// Allocates video memory.
     fn cuMemAlloc_v2(address: *mut CuPtr, size: usize) {
         let d = driver()?;
         if address.is_null() {
@@ -325,7 +325,7 @@ api! {
         unsafe { put(address, d.alloc(size as u64)?) }
     }
 
-    /// Allocate managed memory (here: host memory).
+    /// Allocates managed memory (here: host memory).
     fn cuMemAllocManaged(address: *mut CuPtr, size: usize, flags: c_uint) {
         let d = driver()?;
         // ATTACH_GLOBAL or ATTACH_HOST
@@ -336,13 +336,13 @@ api! {
         unsafe { put(address, d.alloc_host(size as u64, true)?) }
     }
 
-    /// Free video or managed memory.
+    /// Frees video or managed memory.
     fn cuMemFree_v2(address: CuPtr) {
         let d = driver()?;
         if address == 0 { Ok(()) } else { d.free(address, false) }
     }
 
-    /// Allocate page-locked host memory.
+    /// Allocates page-locked host memory.
     fn cuMemAllocHost_v2(address: *mut *mut c_void, size: usize) {
         let d = driver()?;
         if address.is_null() {
@@ -352,7 +352,7 @@ api! {
         unsafe { put(address, d.alloc_host(size as u64, false)? as *mut c_void) }
     }
 
-    /// Allocate page-locked host memory with flags, which change nothing here.
+    /// Allocates page-locked host memory with flags, which change nothing here.
     fn cuMemHostAlloc(address: *mut *mut c_void, size: usize, _flags: c_uint) {
         let d = driver()?;
         if address.is_null() {
@@ -362,15 +362,15 @@ api! {
         unsafe { put(address, d.alloc_host(size as u64, false)? as *mut c_void) }
     }
 
-    /// Page-lock memory of the program itself.
+    /// Page-locks memory of the program itself.
     fn cuMemHostRegister_v2(address: *mut c_void, size: usize, _flags: c_uint) {
         driver()?.register_host(address as u64, size as u64)
     }
 
-    /// Undo cuMemHostRegister.
+    /// Undoes cuMemHostRegister.
     fn cuMemHostUnregister(address: *mut c_void) { driver()?.unregister_host(address as u64) }
 
-    /// Return the GPU's address of page-locked memory, which is the same as the CPU's.
+    /// Returns the GPU's address of page-locked memory, which is the same as the CPU's.
     fn cuMemHostGetDevicePointer_v2(to: *mut CuPtr, address: *mut c_void, flags: c_uint) {
         let d = driver()?;
         if flags != 0 || !d.buffer(address as u64).is_some_and(|b| b.on_host() && !b.is_managed()) {
@@ -380,7 +380,7 @@ api! {
         unsafe { put(to, address as u64) }
     }
 
-    /// Return what was advised for managed memory: nothing, because no call here can advise.
+    /// Returns what was advised for managed memory: nothing, because no call here can advise.
     fn cuMemRangeGetAttribute(data: *mut c_void, size: usize, attribute: c_int, address: CuPtr, len: usize) {
         let d = driver()?;
         let there = d.buffer(address).filter(|b| b.is_managed() && address - b.base + len as u64 <= b.size);
@@ -392,10 +392,10 @@ api! {
         unsafe { put(data.cast(), -2 as c_int) }
     }
 
-    /// Free page-locked host memory.
+    /// Frees page-locked host memory.
     fn cuMemFreeHost(address: *mut c_void) { driver()?.free(address as u64, true) }
 
-    /// Return the granularity in which memory can be made and mapped.
+    /// Returns the granularity in which memory can be made and mapped.
     fn cuMemGetAllocationGranularity(size: *mut usize, prop: *const AllocationProp, option: c_int) {
         driver()?;
         // SAFETY: the caller's pointer.
@@ -408,7 +408,7 @@ api! {
         unsafe { put(size, BACKING as usize) }
     }
 
-    /// Reserve addresses. It ignores the caller's wish for an address, as the real library may.
+    /// Reserves addresses. It ignores the caller's wish for an address, as the real library may.
     fn cuMemAddressReserve(address: *mut CuPtr, size: usize, alignment: usize, _at: CuPtr, flags: u64) {
         let d = driver()?;
         if address.is_null() || flags != 0 || alignment as u64 > BACKING {
@@ -418,10 +418,10 @@ api! {
         unsafe { put(address, d.reserve(size as u64)?) }
     }
 
-    /// Free reserved addresses.
+    /// Frees reserved addresses.
     fn cuMemAddressFree(address: CuPtr, size: usize) { driver()?.unreserve(address, size as u64) }
 
-    /// Make memory without an address.
+    /// Makes memory without an address.
     fn cuMemCreate(handle: *mut u64, size: usize, prop: *const AllocationProp, flags: u64) {
         let d = driver()?;
         // SAFETY: the caller's pointer.
@@ -439,7 +439,7 @@ api! {
         unsafe { put(handle, d.create_memory(device, size as u64, prop.rdma != 0, prop.handle_types)?) }
     }
 
-    /// Return one more handle of mapped memory.
+    /// Returns one more handle of mapped memory.
     fn cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) {
         let d = driver()?;
         if handle.is_null() {
@@ -449,7 +449,7 @@ api! {
         unsafe { put(handle, d.retain_memory(address as u64)?) }
     }
 
-    /// Return the properties with which a handle's memory was made.
+    /// Returns the properties with which a handle's memory was made.
     fn cuMemGetAllocationPropertiesFromHandle(prop: *mut AllocationProp, handle: u64) {
         let of = driver()?.physical(handle)?;
         let prop_of = AllocationProp::plain(of.device as c_int, of.handle_types, of.rdma);
@@ -457,7 +457,7 @@ api! {
         unsafe { put(prop, prop_of) }
     }
 
-    /// Make a handle for another process.
+    /// Makes a handle for another process.
     fn cuMemExportToShareableHandle(_to: *mut c_void, handle: u64, kind: c_int, flags: u64) {
         let of = driver()?.physical(handle)?;
         if flags != 0 || kind == 0 || of.handle_types & kind == 0 {
@@ -466,13 +466,13 @@ api! {
         Err(Code::NotSupported)
     }
 
-    /// Import another process's handle: there is none here.
+    /// Imports another process's handle: there is none here.
     fn cuMemImportFromShareableHandle(_handle: *mut u64, _from: *mut c_void, _kind: c_int) {
         driver()?;
         Err(Code::Unknown)
     }
 
-    /// Make a handle for another process. It holds this process's id and the first address.
+    /// Makes a handle for another process. It holds this process's id and the first address.
     fn cuIpcGetMemHandle(handle: *mut IpcHandle, address: CuPtr) {
         let d = driver()?;
         let b = d.buffer(address).filter(|b| b.is_legacy_ipc_capable()).ok_or(Code::InvalidValue)?;
@@ -480,7 +480,7 @@ api! {
         unsafe { put(handle, IpcHandle { pid: u64::from(std::process::id()), base: b.base, zero: [0; 6] }) }
     }
 
-    /// Open another process's memory.
+    /// Opens another process's memory.
     fn cuIpcOpenMemHandle_v2(_to: *mut CuPtr, handle: IpcHandle, flags: c_uint) {
         driver()?.here()?;
         // LAZY_ENABLE_PEER_ACCESS
@@ -491,52 +491,52 @@ api! {
         if handle.pid == u64::from(std::process::id()) { Err(Code::InvalidContext) } else { Err(Code::NotSupported) }
     }
 
-    /// Close another process's memory: none can be open here.
+    /// Closes another process's memory: none can be open here.
     fn cuIpcCloseMemHandle(_address: CuPtr) {
         driver()?;
         Err(Code::InvalidValue)
     }
 
-    /// Export a pointer of a pool: there is no pool here.
+    /// Exports a pointer of a pool: there is no pool here.
     fn cuMemPoolExportPointer(_to: *mut c_void, _address: CuPtr) {
         driver()?;
         Err(Code::InvalidValue)
     }
 
-    /// Export a pool: there is none here.
+    /// Exports a pool: there is none here.
     fn cuMemPoolExportToShareableHandle(_to: *mut c_void, _pool: CuHandle, _kind: c_int, _flags: u64) {
         driver()?;
         Err(Code::InvalidValue)
     }
 
-    /// Import another process's pool: there is none here.
+    /// Imports another process's pool: there is none here.
     fn cuMemPoolImportFromShareableHandle(_pool: *mut CuHandle, _from: *mut c_void, _kind: c_int, _flags: u64) {
         driver()?;
         Err(Code::Unknown)
     }
 
-    /// Import a pointer of another process's pool: there is none here.
+    /// Imports a pointer of another process's pool: there is none here.
     fn cuMemPoolImportPointer(_to: *mut CuPtr, _pool: CuHandle, _from: *mut c_void) {
         driver()?;
         Err(Code::InvalidValue)
     }
 
-    /// Set who may access a pool: there is none here.
+    /// Sets who may access a pool: there is none here.
     fn cuMemPoolSetAccess(_pool: CuHandle, _desc: *const AccessDesc, _count: usize) {
         driver()?;
         Err(Code::InvalidValue)
     }
 
-    /// Destroy a pool: there is none here.
+    /// Destroys a pool: there is none here.
     fn cuMemPoolDestroy(_pool: CuHandle) {
         driver()?;
         Err(Code::InvalidValue)
     }
 
-    /// Release a handle.
+    /// Releases a handle.
     fn cuMemRelease(handle: u64) { driver()?.release_memory(handle) }
 
-    /// Map all of a handle's memory.
+    /// Maps all of a handle's memory.
     fn cuMemMap(address: CuPtr, size: usize, offset: usize, handle: u64, flags: u64) {
         let d = driver()?;
         if offset != 0 || flags != 0 {
@@ -545,7 +545,7 @@ api! {
         d.map(address, size as u64, handle)
     }
 
-    /// Let GPUs use a mapped range.
+    /// Lets GPUs use a mapped range.
     fn cuMemSetAccess(address: CuPtr, size: usize, desc: *const AccessDesc, count: usize) {
         let d = driver()?;
         if desc.is_null() || count == 0 || !d.is_mapped(address, size as u64) {
@@ -563,10 +563,10 @@ api! {
         Ok(())
     }
 
-    /// Unmap whole mappings. It waits for the callbacks of all their pins.
+    /// Unmaps whole mappings. It waits for the callbacks of all their pins.
     fn cuMemUnmap(address: CuPtr, size: usize) { driver()?.unmap(address, size as u64) }
 
-    /// Return base and size of the allocation that contains an address.
+    /// Returns base and size of the allocation that contains an address.
     fn cuMemGetAddressRange_v2(base: *mut CuPtr, size: *mut usize, address: CuPtr) {
         let d = driver()?;
         d.here()?;
@@ -583,37 +583,37 @@ api! {
         Ok(())
     }
 
-    /// Copy between any two addresses.
+    /// Copies between any two addresses.
     fn cuMemcpy(dst: CuPtr, src: CuPtr, size: usize) {
         // SAFETY: the caller vouches for host addresses.
         unsafe { copy(dst, src, size) }
     }
 
-    /// Copy host to device.
+    /// Copies host to device.
     fn cuMemcpyHtoD_v2(dst: CuPtr, src: *const c_void, size: usize) {
         // SAFETY: the caller vouches for the host address.
         unsafe { copy(dst, src as u64, size) }
     }
 
-    /// Copy device to host.
+    /// Copies device to host.
     fn cuMemcpyDtoH_v2(dst: *mut c_void, src: CuPtr, size: usize) {
         // SAFETY: the caller vouches for the host address.
         unsafe { copy(dst as u64, src, size) }
     }
 
-    /// Copy device to device.
+    /// Copies device to device.
     fn cuMemcpyDtoD_v2(dst: CuPtr, src: CuPtr, size: usize) {
         // SAFETY: the caller vouches for managed addresses.
         unsafe { copy(dst, src, size) }
     }
 
-    /// Copy between any two addresses, in a stream.
+    /// Copies between any two addresses, in a stream.
     fn cuMemcpyAsync(dst: CuPtr, src: CuPtr, size: usize, stream: CuHandle) {
         // SAFETY: the caller vouches for host addresses, until the stream has done it.
         unsafe { copy_later(dst, src, size, stream) }
     }
 
-    /// Copy device to device, in a stream.
+    /// Copies device to device, in a stream.
     fn cuMemcpyDtoDAsync_v2(dst: CuPtr, src: CuPtr, size: usize, stream: CuHandle) {
         let d = driver()?;
         if [dst, src].iter().any(|at| d.buffer(*at).is_none()) {
@@ -623,19 +623,19 @@ api! {
         unsafe { copy_later(dst, src, size, stream) }
     }
 
-    /// Copy host to device, in a stream.
+    /// Copies host to device, in a stream.
     fn cuMemcpyHtoDAsync_v2(dst: CuPtr, src: *const c_void, size: usize, stream: CuHandle) {
         // SAFETY: the caller vouches for the host address, until the stream has done it.
         unsafe { copy_later(dst, src as u64, size, stream) }
     }
 
-    /// Copy device to host, in a stream.
+    /// Copies device to host, in a stream.
     fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CuPtr, size: usize, stream: CuHandle) {
         // SAFETY: the caller vouches for the host address, until the stream has done it.
         unsafe { copy_later(dst as u64, src, size, stream) }
     }
 
-    /// Set bytes, in a stream.
+    /// Sets bytes, in a stream.
     fn cuMemsetD8Async(dst: CuPtr, value: u8, count: usize, stream: CuHandle) {
         let d = driver()?;
         let Some(stream) = d.stream(stream as usize)? else { return fill(dst, u32::from(value), 1, count) };
@@ -648,22 +648,22 @@ api! {
         Ok(())
     }
 
-    /// Make a stream.
+    /// Makes a stream.
     fn cuStreamCreate(stream: *mut CuHandle, flags: c_uint) {
         // SAFETY: the same pointer with the same promise.
         unsafe { create_stream(stream, flags) }
     }
 
-    /// Make a stream with a priority, which changes nothing here.
+    /// Makes a stream with a priority, which changes nothing here.
     fn cuStreamCreateWithPriority(stream: *mut CuHandle, flags: c_uint, _priority: c_int) {
         // SAFETY: the same pointer with the same promise.
         unsafe { create_stream(stream, flags) }
     }
 
-    /// Destroy a stream once its work is done.
+    /// Destroys a stream once its work is done.
     fn cuStreamDestroy_v2(stream: CuHandle) { driver()?.destroy_stream(stream as usize) }
 
-    /// Return whether a stream's work is done.
+    /// Returns whether a stream's work is done.
     fn cuStreamQuery(stream: CuHandle) {
         match driver()?.stream(stream as usize)? {
             Some(stream) if !stream.mark().is_done() => Err(Code::NotReady),
@@ -671,7 +671,7 @@ api! {
         }
     }
 
-    /// Wait for a stream's work.
+    /// Waits for a stream's work.
     fn cuStreamSynchronize(stream: CuHandle) {
         let d = driver()?;
         let stream = d.stream(stream as usize)?;
@@ -679,7 +679,7 @@ api! {
         Ok(())
     }
 
-    /// Let a stream wait for an event.
+    /// Lets a stream wait for an event.
     fn cuStreamWaitEvent(stream: CuHandle, event: CuHandle, _flags: c_uint) {
         let d = driver()?;
         match (d.stream(stream as usize)?, d.event(event as usize)?) {
@@ -690,7 +690,7 @@ api! {
         Ok(())
     }
 
-    /// Make a stream call a function after its earlier work.
+    /// Makes a stream call a function after its earlier work.
     fn cuStreamAddCallback(stream: CuHandle, callback: StreamCallback, data: *mut c_void, flags: c_uint) {
         let d = driver()?;
         let callback = callback.filter(|_| flags == 0).ok_or(Code::InvalidValue)?;
@@ -706,7 +706,7 @@ api! {
         Ok(())
     }
 
-    /// Make a stream call a function that takes only the caller's pointer.
+    /// Makes a stream call a function that takes only the caller's pointer.
     fn cuLaunchHostFunc(stream: CuHandle, function: HostFunction, data: *mut c_void) {
         let d = driver()?;
         let function = function.ok_or(Code::InvalidValue)?;
@@ -722,7 +722,7 @@ api! {
         Ok(())
     }
 
-    /// Make an event. The flags are BLOCKING_SYNC, DISABLE_TIMING and INTERPROCESS.
+    /// Makes an event. The flags are BLOCKING_SYNC, DISABLE_TIMING and INTERPROCESS.
     fn cuEventCreate(event: *mut CuHandle, flags: c_uint) {
         let d = driver()?;
         d.here()?;
@@ -733,13 +733,13 @@ api! {
         unsafe { put(event, d.create_event()? as CuHandle) }
     }
 
-    /// Destroy an event.
+    /// Destroys an event.
     fn cuEventDestroy_v2(event: CuHandle) { driver()?.destroy_event(event as usize) }
 
-    /// Record the present end of a stream's work in an event.
+    /// Records the present end of a stream's work in an event.
     fn cuEventRecord(event: CuHandle, stream: CuHandle) { driver()?.record(event as usize, stream as usize) }
 
-    /// Return whether the stream has done the work that it had when the event was recorded.
+    /// Returns whether the stream has done the work that it had when the event was recorded.
     fn cuEventQuery(event: CuHandle) {
         match driver()?.event(event as usize)? {
             Some(mark) if !mark.is_done() => Err(Code::NotReady),
@@ -747,7 +747,7 @@ api! {
         }
     }
 
-    /// Wait until the stream has done the work that it had when the event was recorded.
+    /// Waits until the stream has done the work that it had when the event was recorded.
     fn cuEventSynchronize(event: CuHandle) {
         if let Some(mark) = driver()?.event(event as usize)? {
             mark.wait();
@@ -755,16 +755,16 @@ api! {
         Ok(())
     }
 
-    /// Set bytes.
+    /// Sets bytes.
     fn cuMemsetD8_v2(dst: CuPtr, value: u8, count: usize) { fill(dst, u32::from(value), 1, count) }
 
-    /// Set 16-bit words.
+    /// Sets 16-bit words.
     fn cuMemsetD16_v2(dst: CuPtr, value: u16, count: usize) { fill(dst, u32::from(value), 2, count) }
 
-    /// Set 32-bit words.
+    /// Sets 32-bit words.
     fn cuMemsetD32_v2(dst: CuPtr, value: c_uint, count: usize) { fill(dst, value, 4, count) }
 
-    /// Return one attribute of an address.
+    /// Returns one attribute of an address.
     fn cuPointerGetAttribute(data: *mut c_void, attribute: c_int, address: CuPtr) {
         let d = driver()?;
         let b = d.buffer(address).ok_or(Code::InvalidValue)?;
@@ -772,7 +772,7 @@ api! {
         unsafe { pointer::attribute(data, attribute, &b, address) }
     }
 
-    /// Return several attributes of an address. They are zero where there is no answer, as for a
+    /// Returns several attributes of an address. They are zero where there is no answer, as for a
     /// host address.
     fn cuPointerGetAttributes(
         count: c_uint,
@@ -798,7 +798,7 @@ api! {
         Ok(())
     }
 
-    /// Set an attribute of an address. The only one is SYNC_MEMOPS, which is always in force here.
+    /// Sets an attribute of an address. The only one is SYNC_MEMOPS, which is always in force here.
     fn cuPointerSetAttribute(value: *const c_void, attribute: c_int, address: CuPtr) {
         let d = driver()?;
         match d.buffer(address) {
@@ -808,7 +808,7 @@ api! {
         }
     }
 
-    /// Export a range as dma-buf.
+    /// Exports a range as dma-buf.
     fn cuMemGetHandleForAddressRange(
         handle: *mut c_void,
         address: CuPtr,
@@ -826,7 +826,7 @@ api! {
         unsafe { put(handle.cast(), fd.into_raw_fd()) }
     }
 
-    /// Wait until the GPU sees what NICs wrote. It always does here.
+    /// Waits until the GPU sees what NICs wrote. It always does here.
     fn cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) {
         driver()?.here()?;
         if target != 0 || (scope != 100 && scope != 200) {
@@ -835,19 +835,19 @@ api! {
         Ok(())
     }
 
-    /// Return the name of a code.
+    /// Returns the name of a code.
     fn cuGetErrorName(code: c_uint, text: *mut *const c_char) {
         // SAFETY: the caller's pointer.
         unsafe { put_static(text, NAMES.iter().find(|n| n.0 == code).map(|n| n.1)) }
     }
 
-    /// Return the sentence for a code.
+    /// Returns the sentence for a code.
     fn cuGetErrorString(code: c_uint, text: *mut *const c_char) {
         // SAFETY: the caller's pointer.
         unsafe { put_static(text, NAMES.iter().find(|n| n.0 == code).map(|n| n.2)) }
     }
 
-    /// Return a function of this library by name and version.
+    /// Returns a function of this library by name and version.
     fn cuGetProcAddress(
         name: *const c_char,
         function: *mut *const c_void,
@@ -858,7 +858,7 @@ api! {
         unsafe { proc_address(name, function, version).map_err(|(code, _)| code) }
     }
 
-    /// Return a function of this library by name and version, and the reason if there is none.
+    /// Returns a function of this library by name and version, and the reason if there is none.
     fn cuGetProcAddress_v2(
         name: *const c_char,
         function: *mut *const c_void,
@@ -953,7 +953,10 @@ pub struct AccessDesc {
     pub access: c_int,
 }
 
+/// Creates a context and stores it where the caller wants it.
+///
 /// # Safety
+///
 /// `context` is NULL or good for writing a pointer.
 unsafe fn create(context: *mut CuContext, device: c_int) -> Res<()> {
     let d = driver()?;
@@ -964,7 +967,10 @@ unsafe fn create(context: *mut CuContext, device: c_int) -> Res<()> {
     unsafe { put(context, d.create(device)? as CuContext) }
 }
 
+/// Makes a stream and stores it where the caller wants it.
+///
 /// # Safety
+///
 /// `stream` is NULL or good for writing a pointer.
 unsafe fn create_stream(stream: *mut CuHandle, flags: c_uint) -> Res<()> {
     let d = driver()?;

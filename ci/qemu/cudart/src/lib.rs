@@ -91,7 +91,10 @@ macro_rules! api {
     )*};
 }
 
+/// Stores a result where the caller wants it.
+///
 /// # Safety
+///
 /// `to` is NULL or good for writing a `T`.
 unsafe fn put<T>(to: *mut T, value: T) -> Result<(), cudaError_t> {
     if to.is_null() {
@@ -187,20 +190,20 @@ const _: () = assert!(size_of::<PointerAttributes>() == 24);
 type DeviceProp = [u8; 1032];
 
 api! {
-    /// Return the number of GPUs.
+    /// Returns the number of GPUs.
     fn cudaGetDeviceCount(count: *mut c_int) {
         // SAFETY: the caller's pointer.
         unsafe { put(count, devices()?) }
     }
 
-    /// Return the thread's GPU.
+    /// Returns the thread's GPU.
     fn cudaGetDevice(device: *mut c_int) {
         devices()?;
         // SAFETY: the caller's pointer.
         unsafe { put(device, DEVICE.get()) }
     }
 
-    /// Choose the thread's GPU.
+    /// Chooses the thread's GPU.
     fn cudaSetDevice(device: c_int) {
         if !(0..devices()?).contains(&device) {
             return Err(INVALID_DEVICE);
@@ -210,13 +213,13 @@ api! {
         cu!(cuCtxSetCurrent(context => Handle))
     }
 
-    /// Wait for the GPU.
+    /// Waits for the GPU.
     fn cudaDeviceSynchronize() {
         context()?;
         cu!(cuCtxSynchronize())
     }
 
-    /// Return a GPU's PCI address as text, in lower case.
+    /// Returns a GPU's PCI address as text, in lower case.
     fn cudaDeviceGetPCIBusId(text: *mut c_char, len: c_int, device: c_int) {
         if !(0..devices()?).contains(&device) {
             return Err(INVALID_DEVICE);
@@ -233,31 +236,31 @@ api! {
         Ok(())
     }
 
-    /// Return a GPU by its PCI address.
+    /// Returns a GPU by its PCI address.
     fn cudaDeviceGetByPCIBusId(device: *mut c_int, text: *const c_char) {
         devices()?;
         cu!(cuDeviceGetByPCIBusId(device => *mut c_int, text => *const c_char))
     }
 
-    /// Return one attribute of a GPU. The runtime uses the driver's numbers.
+    /// Returns one attribute of a GPU. The runtime uses the driver's numbers.
     fn cudaDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
         devices()?;
         cu!(cuDeviceGetAttribute(value => *mut c_int, attribute => c_int, device => c_int))
     }
 
-    /// Return whether one GPU can reach another's memory.
+    /// Returns whether one GPU can reach another's memory.
     fn cudaDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
         devices()?;
         cu!(cuDeviceCanAccessPeer(can => *mut c_int, device => c_int, peer => c_int))
     }
 
-    /// Let this GPU reach another's memory: none does here.
+    /// Lets this GPU reach another's memory: none does here.
     fn cudaDeviceEnablePeerAccess(_peer: c_int, _flags: c_uint) {
         context()?;
         Err(PEER_ACCESS_UNSUPPORTED)
     }
 
-    /// Return a GPU's properties: name, uuid, memory, compute capability, processors and PCI
+    /// Returns a GPU's properties: name, uuid, memory, compute capability, processors and PCI
     /// address. The rest is 0.
     fn cudaGetDeviceProperties_v2(prop: *mut DeviceProp, device: c_int) {
         if !(0..devices()?).contains(&device) {
@@ -279,7 +282,7 @@ api! {
         unsafe { put(prop, of) }
     }
 
-    /// Allocate video memory, or none for 0 bytes.
+    /// Allocates video memory, or none for 0 bytes.
     fn cudaMalloc(address: *mut u64, size: usize) {
         context()?;
         if size == 0 {
@@ -289,55 +292,55 @@ api! {
         cu!(cuMemAlloc_v2(address => *mut u64, size => usize))
     }
 
-    /// Allocate managed memory.
+    /// Allocates managed memory.
     fn cudaMallocManaged(address: *mut u64, size: usize, flags: c_uint) {
         context()?;
         cu!(cuMemAllocManaged(address => *mut u64, size => usize, flags => c_uint))
     }
 
-    /// Free video or managed memory.
+    /// Frees video or managed memory.
     fn cudaFree(address: u64) {
         context()?;
         cu!(cuMemFree_v2(address => u64))
     }
 
-    /// Allocate page-locked memory of the host.
+    /// Allocates page-locked memory of the host.
     fn cudaMallocHost(address: *mut *mut c_void, size: usize) {
         context()?;
         cu!(cuMemAllocHost_v2(address => *mut *mut c_void, size => usize))
     }
 
-    /// Allocate page-locked memory of the host with flags.
+    /// Allocates page-locked memory of the host with flags.
     fn cudaHostAlloc(address: *mut *mut c_void, size: usize, flags: c_uint) {
         context()?;
         cu!(cuMemHostAlloc(address => *mut *mut c_void, size => usize, flags => c_uint))
     }
 
-    /// Free page-locked memory of the host.
+    /// Frees page-locked memory of the host.
     fn cudaFreeHost(address: *mut c_void) {
         context()?;
         cu!(cuMemFreeHost(address => *mut c_void))
     }
 
-    /// Page-lock memory of the program itself.
+    /// Page-locks memory of the program itself.
     fn cudaHostRegister(address: *mut c_void, size: usize, flags: c_uint) {
         context()?;
         cu!(cuMemHostRegister_v2(address => *mut c_void, size => usize, flags => c_uint))
     }
 
-    /// Undo cudaHostRegister.
+    /// Undoes cudaHostRegister.
     fn cudaHostUnregister(address: *mut c_void) {
         context()?;
         cu!(cuMemHostUnregister(address => *mut c_void))
     }
 
-    /// Return the GPU's address of page-locked memory.
+    /// Returns the GPU's address of page-locked memory.
     fn cudaHostGetDevicePointer(to: *mut u64, address: *mut c_void, flags: c_uint) {
         context()?;
         cu!(cuMemHostGetDevicePointer_v2(to => *mut u64, address => *mut c_void, flags => c_uint))
     }
 
-    /// Return the attributes of an address.
+    /// Returns the attributes of an address.
     fn cudaPointerGetAttributes(to: *mut PointerAttributes, address: u64) {
         context()?;
         let mut of =
@@ -353,24 +356,24 @@ api! {
         unsafe { put(to, of) }
     }
 
-    /// Copy memory.
+    /// Copies memory.
     fn cudaMemcpy(dst: u64, src: u64, size: usize, kind: c_int) {
         context()?;
         ends(dst, src, kind)?;
         cu!(cuMemcpy(dst => u64, src => u64, size => usize))
     }
 
-    /// Copy memory in a stream.
+    /// Copies memory in a stream.
     fn cudaMemcpyAsync(dst: u64, src: u64, size: usize, kind: c_int, stream: Handle) {
         context()?;
         ends(dst, src, kind)?;
         cu!(cuMemcpyAsync(dst => u64, src => u64, size => usize, stream => Handle))
     }
 
-    /// Copy many ranges at once: not supported here.
+    /// Copies many ranges at once: not supported here.
     fn cudaMemcpyBatchAsync() { Err(NOT_SUPPORTED) }
 
-    /// Set bytes of video memory.
+    /// Sets bytes of video memory.
     fn cudaMemset(dst: u64, value: c_int, size: usize) {
         context()?;
         if !on_device(dst) {
@@ -379,7 +382,7 @@ api! {
         cu!(cuMemsetD8_v2(dst => u64, value as u8 => u8, size => usize))
     }
 
-    /// Set bytes of video memory in a stream.
+    /// Sets bytes of video memory in a stream.
     fn cudaMemsetAsync(dst: u64, value: c_int, size: usize, stream: Handle) {
         context()?;
         if !on_device(dst) {
@@ -388,119 +391,119 @@ api! {
         cu!(cuMemsetD8Async(dst => u64, value as u8 => u8, size => usize, stream => Handle))
     }
 
-    /// Make a stream.
+    /// Makes a stream.
     fn cudaStreamCreate(stream: *mut Handle) {
         context()?;
         cu!(cuStreamCreate(stream => *mut Handle, 0 => c_uint))
     }
 
-    /// Make a stream with flags.
+    /// Makes a stream with flags.
     fn cudaStreamCreateWithFlags(stream: *mut Handle, flags: c_uint) {
         context()?;
         cu!(cuStreamCreate(stream => *mut Handle, flags => c_uint))
     }
 
-    /// Destroy a stream.
+    /// Destroys a stream.
     fn cudaStreamDestroy(stream: Handle) {
         context()?;
         cu!(cuStreamDestroy_v2(stream => Handle))
     }
 
-    /// Return whether a stream's work is done.
+    /// Returns whether a stream's work is done.
     fn cudaStreamQuery(stream: Handle) {
         context()?;
         cu!(cuStreamQuery(stream => Handle))
     }
 
-    /// Wait for a stream's work.
+    /// Waits for a stream's work.
     fn cudaStreamSynchronize(stream: Handle) {
         context()?;
         cu!(cuStreamSynchronize(stream => Handle))
     }
 
-    /// Let a stream wait for an event.
+    /// Lets a stream wait for an event.
     fn cudaStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) {
         context()?;
         cu!(cuStreamWaitEvent(stream => Handle, event => Handle, flags => c_uint))
     }
 
-    /// Return whether a stream is being captured: none is here.
+    /// Returns whether a stream is being captured: none is here.
     fn cudaStreamIsCapturing(_stream: Handle, status: *mut c_int) {
         // SAFETY: the caller's pointer.
         unsafe { put(status, 0) }
     }
 
-    /// Make a stream call a function.
+    /// Makes a stream call a function.
     fn cudaLaunchHostFunc(stream: Handle, function: *const c_void, data: *mut c_void) {
         context()?;
         cu!(cuLaunchHostFunc(stream => Handle, function => *const c_void, data => *mut c_void))
     }
 
-    /// Run a kernel: no GPU here can.
+    /// Runs a kernel: no GPU here can.
     fn cudaLaunchKernel() { Err(NOT_SUPPORTED) }
 
-    /// Make an event.
+    /// Makes an event.
     fn cudaEventCreateWithFlags(event: *mut Handle, flags: c_uint) {
         context()?;
         cu!(cuEventCreate(event => *mut Handle, flags => c_uint))
     }
 
-    /// Make an event.
+    /// Makes an event.
     fn cudaEventCreate(event: *mut Handle) {
         context()?;
         cu!(cuEventCreate(event => *mut Handle, 0 => c_uint))
     }
 
-    /// Destroy an event.
+    /// Destroys an event.
     fn cudaEventDestroy(event: Handle) {
         context()?;
         cu!(cuEventDestroy_v2(event => Handle))
     }
 
-    /// Record the present end of a stream's work in an event.
+    /// Records the present end of a stream's work in an event.
     fn cudaEventRecord(event: Handle, stream: Handle) {
         context()?;
         cu!(cuEventRecord(event => Handle, stream => Handle))
     }
 
-    /// Return whether the stream has done the work that it had when the event was recorded.
+    /// Returns whether the stream has done the work that it had when the event was recorded.
     fn cudaEventQuery(event: Handle) {
         context()?;
         cu!(cuEventQuery(event => Handle))
     }
 
-    /// Wait until the stream has done the work that it had when the event was recorded.
+    /// Waits until the stream has done the work that it had when the event was recorded.
     fn cudaEventSynchronize(event: Handle) {
         context()?;
         cu!(cuEventSynchronize(event => Handle))
     }
 
-    /// Make a handle for another process.
+    /// Makes a handle for another process.
     fn cudaIpcGetMemHandle(handle: *mut IpcHandle, address: u64) {
         context()?;
         cu!(cuIpcGetMemHandle(handle => *mut IpcHandle, address => u64))
     }
 
-    /// Open another process's memory: no handle can do that here.
+    /// Opens another process's memory: no handle can do that here.
     fn cudaIpcOpenMemHandle() {
         context()?;
         Err(NOT_SUPPORTED)
     }
 
-    /// Close another process's memory.
+    /// Closes another process's memory.
     fn cudaIpcCloseMemHandle(address: u64) {
         context()?;
         cu!(cuIpcCloseMemHandle(address => u64))
     }
 
-    /// Return the size of a program's own variable on the GPU: there is none here.
+    /// Returns the size of a program's own variable on the GPU: there is none here.
     fn cudaGetSymbolSize(_size: *mut usize, _symbol: *const c_void) { Err(INVALID_VALUE) }
 
-    /// Return the configuration of a launch: nothing is launched here.
+    /// Returns the configuration of a launch: nothing is launched here.
     fn __cudaPopCallConfiguration() { Err(NOT_SUPPORTED) }
 }
 
-/// Return the thread's last error, and clear it.
+/// Returns the thread's last error, and clears it.
 ///
 /// # Safety
 ///
@@ -510,7 +513,7 @@ pub unsafe extern "C" fn cudaGetLastError() -> cudaError_t {
     LAST.replace(0)
 }
 
-/// Return the thread's last error.
+/// Returns the thread's last error.
 ///
 /// # Safety
 ///
@@ -547,7 +550,7 @@ fn of(code: cudaError_t) -> (&'static CStr, &'static CStr) {
     NAMES.iter().find(|name| name.0 == code).map_or((unknown, unknown), |name| (name.1, name.2))
 }
 
-/// Return the name of a code.
+/// Returns the name of a code.
 ///
 /// # Safety
 ///
@@ -557,7 +560,7 @@ pub unsafe extern "C" fn cudaGetErrorName(code: cudaError_t) -> *const c_char {
     of(code).0.as_ptr()
 }
 
-/// Return the sentence for a code.
+/// Returns the sentence for a code.
 ///
 /// # Safety
 ///
@@ -567,7 +570,7 @@ pub unsafe extern "C" fn cudaGetErrorString(code: cudaError_t) -> *const c_char 
     of(code).1.as_ptr()
 }
 
-/// Accept a program's kernels: return a pointer that is not NULL.
+/// Accepts a program's kernels: returns a pointer that is not NULL.
 ///
 /// # Safety
 ///
@@ -581,7 +584,7 @@ pub unsafe extern "C" fn __cudaRegisterFatBinary(_binary: *const c_void) -> *mut
 /// Defines functions that accept what a program registers and ignore it.
 macro_rules! ignored {
     ($($name:ident)*) => {$(
-        /// Accept what a program has for the GPU, and ignore it.
+        /// Accepts what a program has for the GPU, and ignores it.
         ///
         /// # Safety
         ///
@@ -592,7 +595,7 @@ macro_rules! ignored {
 }
 ignored! { __cudaRegisterFatBinaryEnd __cudaUnregisterFatBinary __cudaRegisterFunction __cudaRegisterVar }
 
-/// Refuse the configuration of a launch, because no launch works.
+/// Refuses the configuration of a launch, because no launch works.
 ///
 /// # Safety
 ///

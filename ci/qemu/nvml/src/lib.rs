@@ -57,7 +57,10 @@ macro_rules! api {
     )*};
 }
 
+/// Stores a result where the caller wants it.
+///
 /// # Safety
+///
 /// `to` is NULL or good for writing a `T`.
 unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Return> {
     if to.is_null() {
@@ -138,7 +141,7 @@ api! {
         Ok(())
     }
 
-    /// Number of GPUs.
+    /// Returns the number of GPUs.
     fn nvmlDeviceGetCount_v2(count: *mut c_uint) {
         let state = state();
         if state.0 == 0 {
@@ -148,7 +151,7 @@ api! {
         unsafe { put(count, state.1.len() as c_uint) }
     }
 
-    /// A GPU by its number.
+    /// Returns a GPU by its number.
     fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut Device) {
         let handle = (index as usize + 1) as Device;
         gpu(handle)?;
@@ -156,7 +159,7 @@ api! {
         unsafe { put(device, handle) }
     }
 
-    /// Where it is on the bus. The card's own numbers are those of the lab's stand-in.
+    /// Returns where a GPU is on the bus. The card's own numbers are those of the lab's stand-in.
     fn nvmlDeviceGetPciInfo_v3(device: Device, to: *mut PciInfo) {
         let (domain, bus, slot, function) = gpu(device)?.pci;
         let tail = format!("{bus:02X}:{slot:02X}.{function:X}");
@@ -173,7 +176,8 @@ api! {
         unsafe { put(to, of) }
     }
 
-    /// Numbers about it: none of those that are asked for here (NVLink) is there.
+    /// Answers requests for numbers about a GPU: none of those that are asked for here (NVLink) is
+    /// there.
     fn nvmlDeviceGetFieldValues(device: Device, count: c_int, values: *mut FieldValue) {
         gpu(device)?;
         if values.is_null() {
@@ -186,13 +190,13 @@ api! {
         Ok(())
     }
 
-    /// What is at the other end of a link: there is none.
+    /// Refuses to name the other end of a link, because there is no link.
     fn nvmlDeviceGetNvLinkRemotePciInfo_v2(device: Device, _link: c_uint, _to: *mut PciInfo) {
         gpu(device)?;
         Err(NOT_SUPPORTED)
     }
 
-    /// Which fabric it belongs to: none.
+    /// Says that the GPU belongs to no fabric.
     fn nvmlDeviceGetGpuFabricInfoV(device: Device, to: *mut FabricInfo) {
         gpu(device)?;
         if to.is_null() {
@@ -208,9 +212,10 @@ api! {
     }
 }
 
-/// Sentence for a code.
+/// Returns the sentence for a code.
 ///
 /// # Safety
+///
 /// None.
 #[no_mangle]
 pub unsafe extern "C" fn nvmlErrorString(code: Return) -> *const c_char {

@@ -168,7 +168,7 @@ extern "C" fn end(_: c_uint, _: *mut c_void) {
     }
 }
 
-/// QEMU calls this once, with the arguments that follow the plugin's name.
+/// Starts the plugin. QEMU calls this once, with the arguments that follow the plugin's name.
 ///
 /// # Safety
 ///
