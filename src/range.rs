@@ -100,7 +100,7 @@ impl GpuRange {
         Span { start, len: end.wrapping_sub(start) }
     }
 
-    /// Bytes of the pinned span in front of what the sg_table covers.
+    /// Returns the bytes of the pinned span in front of what the sg_table covers.
     pub(crate) fn skip(&self) -> u64 {
         self.pages.start & PIN_GRANULE.wrapping_sub(1)
     }

@@ -88,7 +88,7 @@ pub(crate) fn now_ns() -> u64 {
     unsafe { raw::nvpm_now_ns() }
 }
 
-/// Nanoseconds since 1970.
+/// Returns the nanoseconds since 1970.
 pub(crate) fn real_ns() -> u64 {
     // SAFETY: No precondition.
     unsafe { raw::nvpm_real_ns() }

@@ -29,7 +29,7 @@ impl Bar {
         self.around
     }
 
-    /// Bytes that it has.
+    /// Returns how many bytes the BAR has.
     pub(crate) fn length(&self) -> u64 {
         self.raw.last.saturating_sub(self.raw.start).saturating_add(1)
     }

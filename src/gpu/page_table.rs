@@ -26,7 +26,7 @@ pub(crate) struct TableLayout {
     pub(crate) coherent: Option<bool>,
 }
 
-/// Bytes per page for the provider's code, `None` for one that is unknown.
+/// Returns the bytes per page for the provider's code, `None` for one that is unknown.
 fn page_bytes(code: u32) -> Option<u64> {
     match code {
         raw::NVIDIA_P2P_PAGE_SIZE_4KB => Some(4 << 10),

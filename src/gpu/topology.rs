@@ -163,9 +163,10 @@ pub(crate) unsafe fn try_map(device: Device, table: NonNull<raw::nvidia_p2p_page
     Ok(())
 }
 
-/// Drivers from 580 on know pairs of GPU and NIC whose peer-to-peer traffic does not work, and say
-/// so when they map. We map BARs ourselves, so we ask them: once per pair, with a persistent pin (a
-/// revocable pin could be freed meanwhile). `try_map` asks, by [`try_map()`] for memory of this GPU.
+/// Asks the driver whether traffic between the GPU and a device works, once per pair. Drivers from
+/// 580 on know pairs of GPU and NIC whose peer-to-peer traffic does not work, and say so when they
+/// map. We map BARs ourselves, so we ask them, with a persistent pin (a revocable pin could be
+/// freed meanwhile). `try_map` asks, by [`try_map()`] for memory of this GPU.
 ///
 /// Called under a umem mapping lock, as the core names the device in `dma_map` only. `try_map`
 /// takes the RM API lock. That is legal for persistent pins: no callback waits for their mapping

@@ -45,6 +45,8 @@ impl Drop for Folder {
 pub(crate) struct Seq(*mut raw::seq_file);
 
 impl Seq {
+    /// Wraps the `seq_file` of a `show` that is running.
+    ///
     /// # Safety
     ///
     /// The `show` of `seq` runs as long as the answer is used.
@@ -225,7 +227,7 @@ fn counters(f: &mut Seq, clients: &[Option<Asked>]) -> fmt::Result {
     })
 }
 
-/// Refusals by reason and errno, and times of provider calls, of `clients`.
+/// Writes the refusals of `clients` by reason and errno, and the times of their provider calls.
 fn refusals_and_times(f: &mut Seq, client: &str, dot: &str, clients: &[Option<Asked>]) -> fmt::Result {
     let kinds = || clients.iter().flatten().map(|client| client.kind);
     let count = |wanted: &dyn Fn(Reason) -> bool| {
@@ -258,7 +260,7 @@ fn refusals_and_times(f: &mut Seq, client: &str, dot: &str, clients: &[Option<As
     Ok(())
 }
 
-/// Milliseconds since `then`, 0 for "never".
+/// Returns the milliseconds since `then`, or 0 if `then` is 0, which stands for "never".
 pub(crate) fn age_ms(then: u64) -> u64 {
     match then {
         0 => 0,

@@ -76,9 +76,10 @@ pub fn network(address: &str) -> Result<()> {
     Ok(())
 }
 
-/// The kernel makes TCP's secret at its first use. Another processor then patches the code that
-/// asked for it. connect() without bind() asks a second time just then, and QEMU 7.2 may run stale
-/// code there (`Oops: int3`). This connection is bound, so it asks once; it is refused.
+/// Has the kernel make TCP's secret, which it does at the first use. Another processor then patches
+/// the code that asked for it. connect() without bind() asks a second time just then, and QEMU 7.2
+/// may run stale code there (`Oops: int3`). This connection is bound, so it asks once; it is
+/// refused.
 fn make_tcp_secret() -> Result<()> {
     let from = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).context("socket")?;
     bind(from.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).context("bind")?;

@@ -33,30 +33,34 @@ pub struct Env {
 }
 
 impl Env {
-    /// The mode of a test that declared `Level::Peermem`.
+    /// Returns the mode of a test that declared `Level::Peermem`.
     pub fn mode(&self) -> Result<Mode> {
         self.mode.context("this test runs with nvidia-peermem loaded")
     }
 
-    /// `guest.kernel_crate=lite`: our module was built with kernel-lite, and has no tracepoints.
+    /// Returns whether our module was built with kernel-lite, and has no tracepoints
+    /// (`guest.kernel_crate=lite`).
     pub fn kernel_lite(&self) -> bool {
         self.values.get("kernel_crate").is_some_and(|c| c == "lite")
     }
 
-    /// `guest.<key>=` of the command line, or what is asked without it.
+    /// Returns the number that the command line gives as `guest.<key>=`, or `without` if it gives
+    /// none.
     pub fn number<T: FromStr<Err = ParseIntError>>(&self, key: &str, without: T) -> Result<T> {
         let Some(text) = self.values.get(key) else { return Ok(without) };
         text.parse().with_context(|| format!("guest.{key}={text} is no number for that"))
     }
 
-    /// `guest.seed=`, or one of its own; printed, so that a failure can be had again.
+    /// Makes a generator of random numbers from `guest.seed=`, or from a seed of its own. Prints
+    /// the seed, so that a failure can be had again.
     pub fn rng(&self) -> Result<fastrand::Rng> {
         let seed = self.number("seed", fastrand::u64(..))?;
         println!("guest.seed={seed}");
         Ok(fastrand::Rng::with_seed(seed))
     }
 
-    /// The reason that a refusal is to be recorded with: NVIDIA's module records none.
+    /// Returns the reason that a refusal is to be recorded with, or `None` with NVIDIA's module,
+    /// which records none.
     pub fn reason<'a>(&self, reason: &'a str) -> Option<&'a str> {
         (!self.nvidia_c).then_some(reason)
     }
@@ -96,13 +100,13 @@ impl Test {
         self
     }
 
-    /// The fact about that generation is named in `why`; the test is skipped with it.
+    /// Skips the test on a generation of GPUs. `why` names the fact about that generation.
     pub fn not_on(mut self, generation: Generation, why: &'static str) -> Self {
         self.not_on = Some((generation, why));
         self
     }
 
-    /// Where the usual one is too short.
+    /// Sets the limit of a test for which the usual one is too short.
     pub fn limit(mut self, seconds: u64) -> Self {
         self.limit = Duration::from_secs(seconds);
         assert!(self.limit > USUAL_LIMIT, "{}: the usual limit is no shorter", self.name);
@@ -110,7 +114,7 @@ impl Test {
     }
 }
 
-/// The same test in each mode that exists, named `mode/name`.
+/// Makes the same test for each mode that exists, named `mode/name`.
 pub fn in_modes(nvidia_c: bool, modes: &[Mode], name: &str, run: fn(&Env) -> Result<()>) -> Vec<Test> {
     Mode::all(nvidia_c)
         .iter()
@@ -129,12 +133,12 @@ pub const JSON_MARK: &str = "@json ";
 pub const SKIP_MARK: &str = "@skip ";
 pub const FAIL_MARK: &str = "@fail ";
 
-/// A result row for the host.
+/// Prints a result row for the host.
 pub fn emit(name: &str, value: &Value) {
     println!("{JSON_MARK}{name} {value}");
 }
 
-/// Why the test failed, each line a reason.
+/// Prints why the test failed, each line a reason.
 pub fn fail(error: &anyhow::Error) {
     for line in format!("{error:#}").lines() {
         println!("{FAIL_MARK}{line}");
@@ -164,7 +168,7 @@ impl fmt::Display for Lacking {
 
 impl std::error::Error for Lacking {}
 
-/// The machine lacks what the test needs; the test must return after this.
+/// Says that the machine lacks what the test needs. The test must return after this.
 pub fn skip(why: &str) {
     println!("{SKIP_MARK}{why}");
 }

@@ -250,13 +250,13 @@ unsafe fn open(options: *const GpumrOptions) -> Result<Gpumr, Error> {
     Ok(Gpumr { cache, hooks: Mutex::default(), reason, _sweeper: sweeper })
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub extern "C" fn gpumr_version() -> u32 {
     VERSION
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_open(out: *mut *mut Gpumr, options: *const GpumrOptions) -> c_int {
     // SAFETY: gpumr.h: room for a pointer, or NULL; the caller's options.
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn gpumr_open(out: *mut *mut Gpumr, options: *const GpumrO
     status(made())
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_close(cache: *mut Gpumr) {
     if !cache.is_null() {
@@ -279,7 +279,7 @@ pub unsafe extern "C" fn gpumr_close(cache: *mut Gpumr) {
     }
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_register(
     cache: *mut Gpumr,
@@ -300,7 +300,7 @@ pub unsafe extern "C" fn gpumr_register(
     status(made())
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_register_all(
     cache: *mut Gpumr,
@@ -331,7 +331,7 @@ pub unsafe extern "C" fn gpumr_register_all(
     status(made())
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_valid(lease: *const GpumrLease) -> c_int {
     // SAFETY: gpumr.h: a lease, or NULL.
@@ -339,14 +339,14 @@ pub unsafe extern "C" fn gpumr_valid(lease: *const GpumrLease) -> c_int {
     valid.into()
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_shrink(cache: *mut Gpumr) -> u64 {
     // SAFETY: gpumr.h: an open cache, or NULL.
     unsafe { opened(cache) }.map_or(0, |cache| cache.cache.shrink())
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_mr(lease: *const GpumrLease) -> *mut c_void {
     if lease.is_null() {
@@ -356,14 +356,14 @@ pub unsafe extern "C" fn gpumr_mr(lease: *const GpumrLease) -> *mut c_void {
     unsafe { of(lease) }.mr().as_ptr().cast()
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_release(lease: *mut GpumrLease) {
     // SAFETY: gpumr.h: a lease that nobody uses any more, or NULL.
     drop(unsafe { back(lease) });
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_revoked(lease: *mut GpumrLease) {
     // SAFETY: As in gpumr_release().
@@ -372,7 +372,7 @@ pub unsafe extern "C" fn gpumr_revoked(lease: *mut GpumrLease) {
     }
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_forget(cache: *mut Gpumr, pd: *mut c_void) -> c_int {
     // SAFETY: gpumr.h: an open cache, or NULL.
@@ -380,7 +380,7 @@ pub unsafe extern "C" fn gpumr_forget(cache: *mut Gpumr, pd: *mut c_void) -> c_i
     status(cache.and_then(|cache| domain(pd).map(|pd| cache.cache.forget(pd))))
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_sweep(cache: *mut Gpumr) {
     // SAFETY: gpumr.h: an open cache, or NULL.
@@ -389,7 +389,7 @@ pub unsafe extern "C" fn gpumr_sweep(cache: *mut Gpumr) {
     }
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_hooks(cache: *mut Gpumr, on: c_int) {
     // SAFETY: gpumr.h: an open cache, or NULL.
@@ -406,7 +406,7 @@ pub unsafe extern "C" fn gpumr_hooks(cache: *mut Gpumr, on: c_int) {
     }
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_free(cache: *mut Gpumr, addr: *mut c_void, length: usize) -> c_int {
     // SAFETY: gpumr.h: an open cache, or NULL.
@@ -414,7 +414,7 @@ pub unsafe extern "C" fn gpumr_free(cache: *mut Gpumr, addr: *mut c_void, length
     status(cache.and_then(|cache| cache.cache.before_free(addr as u64, length as u64)))
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_free_all(cache: *mut Gpumr) {
     // SAFETY: gpumr.h: an open cache, or NULL.
@@ -423,7 +423,7 @@ pub unsafe extern "C" fn gpumr_free_all(cache: *mut Gpumr) {
     }
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_get_stats(cache: *const Gpumr, out: *mut GpumrStats) -> c_int {
     let filled = || {
@@ -451,14 +451,14 @@ pub unsafe extern "C" fn gpumr_get_stats(cache: *const Gpumr, out: *mut GpumrSta
     status(filled())
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub unsafe extern "C" fn gpumr_reason(cache: *const Gpumr) -> *const c_char {
     // SAFETY: gpumr.h: an open cache, or NULL.
     unsafe { opened(cache) }.map_or(c"the cache is NULL".as_ptr(), |cache| cache.reason.as_ptr())
 }
 
-/// See gpumr.h.
+/// Implements the function of gpumr.h.
 #[no_mangle]
 pub extern "C" fn gpumr_error() -> *const c_char {
     WORDS.try_with(|words| words.borrow().as_ptr()).unwrap_or(c"the thread ends".as_ptr())

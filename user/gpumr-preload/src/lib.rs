@@ -354,7 +354,7 @@ unsafe fn given(mr: *mut RawMr, take: bool) -> Result<Option<Given>, ()> {
     }
 }
 
-/// See ibv_reg_mr(3).
+/// Implements ibv_reg_mr(3).
 #[no_mangle]
 pub unsafe extern "C" fn ibv_reg_mr(pd: *mut c_void, addr: *mut c_void, length: usize, access: c_int) -> *mut RawMr {
     let wanted = Wanted { pd, at: addr as u64, length, iova: addr as u64, access, attr: None };
@@ -362,7 +362,8 @@ pub unsafe extern "C" fn ibv_reg_mr(pd: *mut c_void, addr: *mut c_void, length: 
     unsafe { register(wanted, |verbs| verbs.plain(pd, addr, length, access)) }
 }
 
-/// See ibv_reg_mr(3); the macro ibv_reg_mr() calls this where flags are not constant or optional.
+/// Implements ibv_reg_mr(3): the macro ibv_reg_mr() calls this where flags are not constant or
+/// optional.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut c_void,
@@ -376,8 +377,8 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     unsafe { register(wanted, |verbs| verbs.iova2(pd, addr, length, iova, access)) }
 }
 
-/// See ibv_reg_mr(3); the macro ibv_reg_mr_iova() calls this where flags are constant and not
-/// optional.
+/// Implements ibv_reg_mr(3): the macro ibv_reg_mr_iova() calls this where flags are constant and
+/// not optional.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_reg_mr_iova(
     pd: *mut c_void,
@@ -391,7 +392,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     unsafe { register(wanted, |verbs| verbs.iova(pd, addr, length, iova, access)) }
 }
 
-/// See ibv_reg_mr_ex(3). A call that names a dma-buf already is passed on unchanged.
+/// Implements ibv_reg_mr_ex(3). A call that names a dma-buf already is passed on unchanged.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut c_void, attr: *mut RawMrAttr) -> *mut RawMr {
     // SAFETY: The caller's: one that lives, or null, which libibverbs refuses.
@@ -413,7 +414,7 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut c_void, attr: *mut RawMrAttr) ->
     unsafe { register(wanted, |verbs| verbs.ex(pd, attr)) }
 }
 
-/// See ibv_reg_dmabuf_mr(3). The program has a dma-buf of its own, so the call is passed on
+/// Implements ibv_reg_dmabuf_mr(3). The program has a dma-buf of its own, so the call is passed on
 /// unchanged.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
@@ -436,6 +437,8 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Registers memory through the cache, through libibverbs (`plain`), or by dma-buf if both fail.
+///
 /// # Safety
 ///
 /// The domain is the caller's, as for ibv_reg_mr().
@@ -456,7 +459,7 @@ unsafe fn register(wanted: Wanted, plain: impl FnOnce(&Functions) -> *mut RawMr)
     mr
 }
 
-/// See ibv_dereg_mr(3).
+/// Implements ibv_dereg_mr(3).
 #[no_mangle]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut RawMr) -> c_int {
     // SAFETY: The caller's region.
@@ -471,7 +474,8 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut RawMr) -> c_int {
     }
 }
 
-/// See ibv_alloc_pd(3). The cache first releases what it holds of the domain.
+/// Implements ibv_dealloc_pd(), which ibv_alloc_pd(3) describes. The cache first releases what it
+/// holds of the domain.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c_void) -> c_int {
     if let (Some(cached), Some(domain)) = (serving(), NonNull::new(pd)) {
@@ -482,8 +486,8 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c_void) -> c_int {
     unsafe { verbs(device(pd)) }.map_or(libc::ENOSYS, |verbs| unsafe { verbs.dealloc(pd) })
 }
 
-/// See ibv_open_device(3). The cache first releases what it holds of the device, because domains
-/// that were not deallocated go with it.
+/// Implements ibv_close_device(), which ibv_open_device(3) describes. The cache first releases what
+/// it holds of the device, because domains that were not deallocated go with it.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_close_device(context: *mut c_void) -> c_int {
     if let Some(cached) = serving() {
@@ -493,7 +497,7 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut c_void) -> c_int {
     unsafe { verbs(context) }.map_or(libc::ENOSYS, |verbs| unsafe { verbs.close(context) })
 }
 
-/// See ibv_rereg_mr(3). A region that the cache will keep stays as it is.
+/// Implements ibv_rereg_mr(3). A region that the cache will keep stays as it is.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut RawMr,
