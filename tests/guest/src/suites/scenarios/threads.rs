@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Tests threads of one process that get in each other's way.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,45 +43,44 @@ pub fn one_address(env: &Env) -> Result<()> {
     let rm = nvlab::Client::open()?;
     two_meet(env, &pd, &rm)?;
     let over = Arc::new(AtomicBool::new(false));
-    let registrars: Vec<Beside<(u32, u32)>> = (0..2)
+    // Registrations that succeeded, and that were refused.
+    let all = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+    let registrars: Vec<Beside<()>> = (0..2)
         .map(|_| {
-            let (pd, over) = (Arc::clone(&pd), Arc::clone(&over));
+            let (pd, over, all) = (Arc::clone(&pd), Arc::clone(&over), Arc::clone(&all));
             Beside::start(move || {
-                let (mut registered, mut refused) = (0, 0);
                 while !over.load(Ordering::Relaxed) {
-                    match Mr::reg(&pd, FAR, SIZE, FULL_ACCESS) {
-                        Ok(mr) => {
-                            registered += 1;
-                            mr.dereg()?;
-                        }
-                        Err(_) => refused += 1,
-                    }
+                    let registered = Mr::reg(&pd, FAR, SIZE, FULL_ACCESS);
+                    all[usize::from(registered.is_err())].fetch_add(1, Ordering::Relaxed);
+                    registered.map_or(Ok(()), Mr::dereg)?;
                 }
-                Ok((registered, refused))
+                Ok(())
             })
         })
         .collect();
-    // The memory was freed under a registration at least once, however slow the machine is. A
-    // persistent registration has no callback.
+    // The memory was registered, refused, and freed under a registration at least once each, however
+    // slow the machine is: each round of forty keeps it longer. A persistent registration has no
+    // callback.
     let callbacks = || -> Result<i64> { Ok(gpu::accounting()?.get("callbacks")) };
     let before = callbacks()?;
-    let met = || -> Result<bool> { Ok(env.mode()? == Mode::Persistent || callbacks()? > before) };
+    let met = || -> Result<bool> {
+        let freed_under_it = env.mode()? == Mode::Persistent || callbacks()? > before;
+        Ok(freed_under_it && all.iter().all(|count| count.load(Ordering::Relaxed) > 0))
+    };
     let mut rounds = 0;
     while rounds < ROUNDS || !met()? {
-        ensure!(rounds < 10 * ROUNDS, "{rounds} times freed, and never while it was registered");
+        ensure!(rounds < 10 * ROUNDS, "{rounds} times freed, and the threads never met: {all:?} registered, refused");
         let memory = rm.request(0, SIZE as u64).at(FAR).alloc()?;
-        std::thread::sleep(Duration::from_micros(rng.u64(0..20_000)));
+        let longest = 20_000 * (1 + rounds / ROUNDS) as u64;
+        std::thread::sleep(Duration::from_micros(rng.u64(0..longest)));
         memory.free()?;
         rounds += 1;
     }
     over.store(true, Ordering::Relaxed);
-    let mut all = (0, 0);
     for registrar in registrars {
-        let (registered, refused) = registrar.finish("a registering thread")?;
-        all = (all.0 + registered, all.1 + refused);
+        registrar.finish("a registering thread")?;
     }
-    println!("{rounds} times freed, {} registrations, {} refused", all.0, all.1);
-    ensure!(all.0 > 0 && all.1 > 0, "the threads never met");
+    println!("{rounds} times freed, {all:?} registered, refused");
     no_pins("in the end")?;
     let lost = gpu::accounting()?.get("leaked_tables");
     if lost > 0 {
