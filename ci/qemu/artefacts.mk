@@ -276,7 +276,7 @@ cuda-selftest:
 	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda $@
 
 guest:
-	@$(program) tests/guest user/gpumr $(q)/gpu/client tools/proc docs/results/checks.md samples/edu-dma/uapi.rs tools/peermemctl/tests/common/table.rs \
+	@$(program) tests/guest user/gpumr $(q)/gpu/client tools/proc tools/peermemctl/tests/situations/live.json samples/edu-dma/uapi.rs \
 		$(call libraries,libc6-dev libibverbs-dev linux-libc-dev) \
 		$(built) tests/guest $@
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! `cargo run --example checks > ../../docs/results/checks.md`: every check, and what doctor says
-//! of every recorded machine.
+//! `cargo run --example checks`: writes docs/results/checks.md, which lists every check and rule, and
+//! tests/situations, where stands what doctor says of every recorded machine.
 
 use peermemctl::catalogue;
 use peermemctl::consumer;
@@ -9,24 +9,41 @@ use peermemctl::environment::Environment;
 use peermemctl::facts;
 use peermemctl::machine::Machine;
 use peermemctl::recorded::{self, tree::Tree};
+use serde_json::{json, Value};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 fn main() -> anyhow::Result<()> {
-    print!("{}", page()?);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (file, text) in files()? {
+        std::fs::write(root.join(file), text)?;
+    }
     Ok(())
 }
 
-const HEAD: &str = "# What doctor looks at, and what it says
+/// The files that this writes, below the package's folder.
+pub const PAGE: &str = "../../docs/results/checks.md";
+/// The machines that suite `doctor` of tests/guest makes, too. The guest is built with this file.
+pub const LIVE: &str = "tests/situations/live.json";
+pub const RECORDED: &str = "tests/situations/recorded.json";
+
+/// Returns each of the files and its text.
+pub fn files() -> anyhow::Result<[(&'static str, String); 3]> {
+    let [live, recorded] = situations()?;
+    let text = |rows: Vec<Value>| Ok::<_, anyhow::Error>(serde_json::to_string_pretty(&rows)? + "\n");
+    Ok([(PAGE, page()?), (LIVE, text(live)?), (RECORDED, text(recorded)?)])
+}
+
+const HEAD: &str = "# What doctor looks at
 
 Written by `cargo run --example checks` in tools/peermemctl; do not edit. `peermemctl explain` prints the
-first table.
+first table. What doctor says of each recorded machine stands in tools/peermemctl/tests/situations.
 
 | check | looks at | why, and how it is judged |
 |---|---|---|
 ";
 
-const SITUATIONS: &str = "
+const SOURCES: &str = "
 The rules of applications were read in these files (repository's commit):
 
 ";
@@ -36,18 +53,6 @@ const RULES: &str = "
 
 | of | versions | what holds | where that was read |
 |---|---|---|---|
-";
-
-const TABLE: &str = "
-## Situations
-
-Each row is a machine that was brought into that state in the lab, or is one as it is (`h200-no-api`),
-recorded in `tools/peermemctl/tests/trees`; `hgx*`, `slots` and `gb*` are made up. The head of each file
-says which findings doctor must have there; the words are doctor's. Live: suite `doctor` of tests/guest
-brings a machine there and asks again.
-
-| situation | recorded as | live | exit | finding | message | fix | also found |
-|---|---|---|---|---|---|---|---|
 ";
 
 /// The recorded machines, by name.
@@ -60,12 +65,12 @@ pub fn machines() -> Vec<(String, PathBuf)> {
     machines
 }
 
-pub fn page() -> anyhow::Result<String> {
+fn page() -> anyhow::Result<String> {
     let mut page = HEAD.to_owned();
     for entry in &catalogue::CHECKS {
         writeln!(page, "| `{}` | {} | {} |", entry.id, cell(entry.looks), cell(entry.why))?;
     }
-    page += SITUATIONS;
+    page += SOURCES;
     for consumer in consumer::ALL {
         writeln!(page, "- `{}`: {}", consumer.id, consumer.source)?;
     }
@@ -81,34 +86,38 @@ pub fn page() -> anyhow::Result<String> {
         "| Linux | all | its own {} register no dma-bufs | their sources |",
         facts::NO_DMA_BUF_DRIVERS.join(", ")
     )?;
-    page += TABLE;
+    Ok(page)
+}
+
+/// Returns what doctor says of the recorded machines: of those that the guest makes, too, and of the
+/// others.
+fn situations() -> anyhow::Result<[Vec<Value>; 2]> {
     let suite = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/guest/src/suites/doctor.rs");
     let suite = std::fs::read_to_string(suite)?;
+    let mut both = [Vec::new(), Vec::new()];
     for (name, file) in machines() {
         let tree = Tree::read(&file)?;
         let root = recorded::open(&file)?;
         let mut machine = Machine::look(&root);
         machine.ask_tools();
         let report = doctor::examine(&machine, &Environment::own(&root), &[]);
-        let live = if suite.contains(&format!("\"{name}\"")) { "yes" } else { "" };
         let mut findings = tree.findings.iter().filter(|finding| *finding != "UNKNOWN");
         let first = findings.next();
         let found = first.and_then(|first| {
             let is_it = |check: &&peermemctl::check::Check| format!("{} {}", check.level.text(), check.id) == *first;
             report.checks().find(is_it)
         });
-        writeln!(
-            page,
-            "| {} | `{name}` | {live} | {} | {} | {} | {} | {} |",
-            cell(&tree.about),
-            report.outcome.exit_code(),
-            first.map_or("-".to_owned(), |first| format!("`{first}`")),
-            cell(found.map_or("", |check| &check.message)),
-            found.and_then(|check| check.fix.as_ref()).map_or(String::new(), |fix| format!("`{}`", cell(fix))),
-            findings.map(|finding| format!("`{finding}`")).collect::<Vec<_>>().join(", "),
-        )?;
+        let is_live = suite.contains(&format!("\"{name}\""));
+        both[usize::from(!is_live)].push(json!({
+            "tree": name,
+            "exit": report.outcome.exit_code(),
+            "finding": first,
+            "message": found.map(|check| &check.message),
+            "fix": found.and_then(|check| check.fix.as_ref()),
+            "also": findings.collect::<Vec<_>>(),
+        }));
     }
-    Ok(page)
+    Ok(both)
 }
 
 fn cell(text: &str) -> String {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Every recorded machine is judged as its file says: exactly these findings, with the words of
-//! docs/results/checks.md.
+//! Every recorded machine is judged as its file says: exactly these findings, with the words that
+//! tests/situations has.
 
 #[path = "../examples/checks.rs"]
 #[expect(dead_code, reason = "its main()")]
@@ -12,9 +12,6 @@ mod generate;
 mod overlay;
 #[path = "common/schema.rs"]
 mod schema;
-#[path = "common/table.rs"]
-#[expect(dead_code, reason = "the guest's suite reads the rest of a row")]
-mod table;
 
 use peermemctl::recorded::{self, tree::Tree};
 use serde_json::Value;
@@ -24,7 +21,6 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
-use table::Row;
 use tempfile::TempDir;
 
 fn peermemctl(root: &Path, args: &[&str]) -> Output {
@@ -63,13 +59,6 @@ fn unpack(name: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     recorded::unpack(&file(name), dir.path()).unwrap();
     dir
-}
-
-fn table() -> Vec<Row> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/checks.md");
-    let rows = table::rows(&fs::read_to_string(path).unwrap());
-    assert!(rows.len() >= 60, "the table has only {} rows", rows.len());
-    rows
 }
 
 /// Warnings and failures, but not those of applications that follow from others: `LEVEL id`,
@@ -114,13 +103,15 @@ fn doctor_finds_what_each_file_says_and_nothing_else() {
 }
 
 #[test]
-fn the_page_of_checks_has_doctors_words() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/checks.md");
-    let (committed, made) = (fs::read_to_string(path).unwrap(), checks::page().unwrap());
-    for (old, new) in committed.lines().zip(made.lines()) {
-        assert_eq!(old, new, "cargo run --example checks > ../../docs/results/checks.md");
+fn the_page_of_checks_and_the_situations_have_doctors_words() {
+    assert!(checks::machines().len() >= 60, "only {} machines", checks::machines().len());
+    for (file, made) in checks::files().unwrap() {
+        let committed = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+        for (old, new) in committed.lines().zip(made.lines()) {
+            assert_eq!(old, new, "{file}: cargo run --example checks");
+        }
+        assert_eq!(committed.len(), made.len(), "{file}: cargo run --example checks");
     }
-    assert_eq!(committed.len(), made.len(), "cargo run --example checks > ../../docs/results/checks.md");
 }
 
 /// Both say yes, or both say no, with the same exit code; and what doctor begins with is what
@@ -178,21 +169,19 @@ fn status_names_what_is_wrong_in_a_few_words() {
 #[test]
 fn a_machine_and_its_overlay_are_the_same() {
     for base in ["healthy-idle", "nothing-loaded"] {
-        for row in table() {
-            let tree = Tree::read(&file(&row.tree)).unwrap();
+        for (name, path) in checks::machines() {
+            let tree = Tree::read(&path).unwrap();
             let text = overlay::overlay(&tree, base, &Tree::read(&file(base)).unwrap());
-            assert!(
-                Tree::parse(&text, &file(&row.tree)).unwrap().entries == tree.entries,
-                "{} over {base}:\n{text}",
-                row.tree
-            );
+            assert!(Tree::parse(&text, &path).unwrap().entries == tree.entries, "{name} over {base}:\n{text}");
         }
     }
 }
 
 #[test]
 fn many_broken_situations_are_made_live() {
-    let broken = table().iter().filter(|row| row.live && row.finding != "-").count();
+    let live = Path::new(env!("CARGO_MANIFEST_DIR")).join(checks::LIVE);
+    let live: Vec<Value> = serde_json::from_str(&fs::read_to_string(live).unwrap()).unwrap();
+    let broken = live.iter().filter(|row| !row["finding"].is_null()).count();
     assert!(broken >= 15, "only {broken} broken situations are made live");
 }
 
@@ -235,11 +224,11 @@ fn text_fits_the_terminal() {
 
 #[test]
 fn text_fits_100_columns_and_has_no_colour_outside_a_terminal() {
-    for row in table() {
-        let dir = unpacked(&row.tree);
+    for (name, _) in checks::machines() {
+        let dir = unpacked(&name);
         for command in COMMANDS {
             let output = peermemctl(&dir, command);
-            let what = format!("{} {command:?}", row.tree);
+            let what = format!("{name} {command:?}");
             fits(&what, &output.stdout);
             fits(&what, &output.stderr);
         }
@@ -288,16 +277,16 @@ fn nobody_who_reads_is_no_error() {
 
 #[test]
 fn every_finding_has_evidence_and_a_fix_without_gaps() {
-    for row in table() {
-        let dir = unpacked(&row.tree);
+    for (name, _) in checks::machines() {
+        let dir = unpacked(&name);
         let output = peermemctl(&dir, &["doctor", "--json"]);
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         let sections = report["sections"].as_array().unwrap();
         for check in sections.iter().flat_map(|section| section["checks"].as_array().unwrap()) {
             if matches!(check["level"].as_str(), Some("WARN" | "FAIL")) {
-                assert!(!check["evidence"].as_array().unwrap().is_empty(), "{}: {check:#}", row.tree);
+                assert!(!check["evidence"].as_array().unwrap().is_empty(), "{name}: {check:#}");
                 let fix = check["fix"].as_str().unwrap();
-                assert!(!fix.is_empty() && !fix.contains('<'), "{}: {check:#}", row.tree);
+                assert!(!fix.is_empty() && !fix.contains('<'), "{name}: {check:#}");
             }
         }
     }
@@ -435,11 +424,11 @@ fn recorded_reasons_are_the_modules_own() {
     let reasons =
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/observe/reason.rs")).unwrap();
     let mut found = 0;
-    for row in table() {
-        let failures = unpacked(&row.tree).join("proc/driver/nvidia-peermem/failures");
+    for (name, _) in checks::machines() {
+        let failures = unpacked(&name).join("proc/driver/nvidia-peermem/failures");
         let failures = fs::read_to_string(failures).unwrap_or_default();
         for (_, text) in failures.lines().filter_map(|line| line.split_once(" text=")) {
-            assert!(reasons.contains(&format!("\"{text}\"")), "{}: {text}", row.tree);
+            assert!(reasons.contains(&format!("\"{text}\"")), "{name}: {text}");
             found += 1;
         }
     }
@@ -448,14 +437,15 @@ fn recorded_reasons_are_the_modules_own() {
 
 #[test]
 fn doctor_ends_with_what_to_do_first() {
-    for row in table() {
-        let dir = unpacked(&row.tree);
+    for (name, path) in checks::machines() {
+        let dir = unpacked(&name);
         let text = String::from_utf8(peermemctl(&dir, &["doctor"]).stdout).unwrap();
         let end = text.lines().skip_while(|line| !line.ends_with("skipped")).skip(1).map(str::trim).collect::<Vec<_>>();
-        match row.finding.as_str() {
-            "-" => assert!(end.is_empty(), "{}: {end:?}", row.tree),
-            // The table's finding is what the situation is about; another failure may come first.
-            _ => assert!(end.first().is_some_and(|line| line.starts_with("Begin with: ")), "{}: {end:?}", row.tree),
+        let is_healthy = Tree::read(&path).unwrap().findings.iter().all(|finding| finding == "UNKNOWN");
+        match is_healthy {
+            true => assert!(end.is_empty(), "{name}: {end:?}"),
+            // The tree's finding is what the situation is about; another failure may come first.
+            false => assert!(end.first().is_some_and(|line| line.starts_with("Begin with: ")), "{name}: {end:?}"),
         }
     }
     let dir = unpacked("module-not-loaded");
@@ -958,11 +948,11 @@ fn what_json_prints_is_what_the_schema_says() {
         judge(&document).unwrap_or_else(|error| panic!("{what}: {error}"));
         document
     };
-    for row in table() {
-        let dir = unpacked(&row.tree);
+    for (name, _) in checks::machines() {
+        let dir = unpacked(&name);
         for command in COMMANDS {
             let output = peermemctl(&dir, &[command, &["--json"]].concat());
-            let document = told(&format!("{} {command:?}", row.tree), &output.stdout);
+            let document = told(&format!("{name} {command:?}"), &output.stdout);
             assert!(document["command"] == command[0] || document["error"].is_string(), "{document}");
         }
     }

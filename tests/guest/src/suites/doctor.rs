@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Breaks the machine in one way at a time. `peermemctl doctor` must name what is broken, with a
 //! fix, and exit with 1 or 2. On an intact machine it must find nothing and exit with 0. The
-//! situations have the names of docs/results/checks.md, where many more are recorded.
+//! situations have the names of recorded machines (tools/peermemctl/tests/trees).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,10 +9,7 @@ use std::path::Path;
 
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::resource::{setrlimit, Resource, RLIM_INFINITY};
-use serde_json::Value;
-
-#[path = "../../../../tools/peermemctl/tests/common/table.rs"]
-mod table;
+use serde_json::{json, Value};
 
 use super::{Bench, MIB};
 use crate::gpu;
@@ -52,11 +49,12 @@ fn configured() -> Result<()> {
     setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).context("memlock")
 }
 
-const PAGE: &str = include_str!("../../../../docs/results/checks.md");
-/// The kernel on which the page's trees were recorded.
+/// What doctor says of the recorded machines that this suite makes, too.
+const SITUATIONS: &str = include_str!("../../../../tools/peermemctl/tests/situations/live.json");
+/// The kernel on which those machines were recorded.
 const RECORDED: &str = "7.2.13";
 
-/// Pairs of cures that doctor gives for the same finding: one on the page's machines, which are
+/// Pairs of cures that doctor gives for the same finding: one on the recorded machines, which are
 /// bare metal, and one in the lab, which is a virtual machine.
 const CURES: [(&str, &str); 2] = [
     ("plug in the cable", "its link is the matter of the host of this virtual machine"),
@@ -66,7 +64,7 @@ const CURES: [(&str, &str); 2] = [
     ),
 ];
 
-/// Checks that doctor now reports what the page has for this situation: exit code, finding, message
+/// Checks that doctor now reports what it said of the recorded machine: exit code, finding, message
 /// and fix, or no finding at all. Consequences of that finding are ignored.
 fn says(situation: &str) -> Result<()> {
     // The situations are about peer memory. The lab's rxe also has dma-buf, which serves other
@@ -77,11 +75,11 @@ fn says(situation: &str) -> Result<()> {
 
 /// Checks a report that doctor has given already, and its exit code.
 fn says_so(situation: &str, (report, code): (Value, Option<i32>)) -> Result<()> {
-    let rows = table::rows(PAGE);
+    let rows: Vec<Value> = serde_json::from_str(SITUATIONS)?;
     let row = rows
         .iter()
-        .find(|r| r.tree == situation)
-        .with_context(|| format!("docs/results/checks.md has no {situation}"))?;
+        .find(|row| row["tree"] == situation)
+        .with_context(|| format!("tools/peermemctl/tests/situations/live.json has no {situation}"))?;
     let sections = report["sections"].as_array().context("no sections")?;
     let checks = sections.iter().flat_map(|s| s["checks"].as_array().into_iter().flatten());
     // Findings about applications follow from the others.
@@ -89,22 +87,22 @@ fn says_so(situation: &str, (report, code): (Value, Option<i32>)) -> Result<()> 
         |c: &Value| c["id"].as_str().is_some_and(|id| id.starts_with("consumers.")) && c["follows"].is_string();
     let found: Vec<&Value> =
         checks.filter(|c| matches!(c["level"].as_str(), Some("WARN" | "FAIL")) && !follows(c)).collect();
-    ensure!(row.live, "docs/results/checks.md does not call {situation} live");
     let name = |c: &Value| format!("{} {}", c["level"].as_str().unwrap_or("?"), c["id"].as_str().unwrap_or("?"));
     let names: BTreeSet<String> = found.iter().map(|c| name(c)).collect();
-    let listed = |n: &String| *n == row.finding || row.also.contains(n);
-    ensure!(names.iter().all(listed), "{situation}: found {names:?}, the page has fewer: {found:?}");
-    ensure!(code == Some(row.exit), "{situation}: exit {code:?}, wanted {}; found {found:?}", row.exit);
-    if row.finding == "-" {
+    let also = row["also"].as_array().context("no list of further findings")?;
+    let listed = |n: &String| row["finding"] == n.as_str() || also.iter().any(|other| other == n.as_str());
+    ensure!(names.iter().all(listed), "{situation}: found {names:?}, its record has fewer: {found:?}");
+    ensure!(row["exit"] == json!(code), "{situation}: exit {code:?}, wanted {}; found {found:?}", row["exit"]);
+    let Some(finding) = row["finding"].as_str() else {
         return Ok(());
-    }
-    let Some(check) = found.iter().find(|c| name(c) == row.finding) else {
-        bail!("{situation}: no {} in {names:?}", row.finding);
     };
-    println!("{situation}: {}: {} | {}", row.finding, check["message"], check["fix"]);
+    let Some(check) = found.iter().find(|c| name(c) == finding) else {
+        bail!("{situation}: no {finding} in {names:?}");
+    };
+    println!("{situation}: {finding}: {} | {}", check["message"], check["fix"]);
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("read osrelease")?;
-    for (what, wanted) in [("message", &row.message), ("fix", &row.fix)] {
-        let mut wanted = wanted.replace(RECORDED, release.trim());
+    for what in ["message", "fix"] {
+        let mut wanted = row[what].as_str().unwrap_or_default().replace(RECORDED, release.trim());
         for (bare_metal, virtual_machine) in CURES {
             wanted = wanted.replace(bare_metal, virtual_machine);
         }
