@@ -245,6 +245,52 @@ fn an_eviction_during_a_build() {
     }
 }
 
+/// Two pods are on a node: the successor of one that was deleted by force, or manifest and chart
+/// both. The second leaves folder and module to the first, says so once, and serves when that has
+/// ended.
+#[test]
+fn one_pod_at_a_time() {
+    let mut node = Node::with_both();
+    node.start(&[]);
+    node.says("loaded: version 1.0");
+    let first = node.log();
+    // Of another version, so that each would replace the other's module.
+    let other = node.write("src2/VERSION", "2.0\n");
+    let file = node.path("said2");
+    let said = fs::File::create(&file).expect("file");
+    let mut second = node.command("run");
+    second.env("SOURCE", other.parent().expect("folder")).stdout(said.try_clone().expect("file")).stderr(said);
+    let mut second = second.spawn().expect("program");
+    let says = || fs::read_to_string(&file).expect("text");
+    node.wait("the second's words", || says().contains("another pod of nvidia-peermem serves this node"));
+    let looks = count(&node.log(), "look");
+    node.wait("more looks", || count(&node.log(), "look") > looks + 6);
+    assert_eq!((count(&node.log(), "make "), count(&node.log(), "insmod")), (1, 1), "{first}\n{}", node.log());
+    assert_eq!(says().lines().count(), 1, "{}", says());
+    node.stop();
+    node.wait("the second's module", || says().contains("loaded: version 2.0"));
+    let ended = Command::new("kill").arg(second.id().to_string()).status().expect("kill");
+    assert!(ended.success() && second.wait().is_ok());
+    assert!(!node.loaded(), "{}", says());
+}
+
+/// An image that was built anew with the same version applies, too.
+#[test]
+fn another_image_of_the_same_version() {
+    let mut node = Node::with_both();
+    node.write("src/src/lib.rs", "former");
+    node.start(&[]);
+    node.says("loaded: version 1.0");
+    node.write("sys/module/nvidia_peermem/refcnt", "1");
+    node.stop();
+    node.write("src/src/lib.rs", "new");
+    node.start(&[]);
+    node.says("version 1.0 waits: registrations of GPU memory keep the module loaded");
+    node.write("sys/module/nvidia_peermem/refcnt", "0");
+    node.says("loaded: version 1.0");
+    assert_eq!((count(&node.log(), "make "), count(&node.log(), "insmod")), (2, 2), "{}", node.log());
+}
+
 /// The pod is evicted while registrations keep the module, and comes to the node again: it takes over
 /// what is loaded, without a build.
 #[test]

@@ -84,8 +84,103 @@ fn an_upgraded_driver_without_trees_gets_no_old_file() {
     fs::remove_dir_all(node.path("sys/module/nvidia")).expect("folder");
     node.write("sys/module/nvidia/srcversion", "B\n");
     node.driver_pod_is_back();
-    node.says("not built: neither the driver's container nor the node has headers of kernel");
+    node.says("not built: neither the driver's container, nor the RDMA core's, nor the node has headers of kernel");
     assert!(!node.loaded(), "{}", node.log());
+}
+
+/// After the driver's fast path only the core's container has headers, which it has installed to
+/// build its own modules.
+#[test]
+fn headers_in_the_cores_container() {
+    let mut node = Node::with_both();
+    let headers = format!("usr/src/linux-headers-{}", kernel());
+    fs::remove_dir_all(node.path("run/nvidia/driver").join(&headers)).expect("folder");
+    node.write(&format!("run/mellanox/drivers/{headers}/include/config/auto.conf"), "");
+    node.start(&[]);
+    node.wait("the module", || node.loaded());
+    let kdir = format!("KDIR={} ", node.path("run/mellanox/drivers").join(&headers).display());
+    assert!(node.log().contains(&kdir), "no {kdir} in {}", node.log());
+}
+
+/// Lines of a Module.symvers in which the API has this version.
+fn symvers_of(version: &str) -> String {
+    format!("{version}\tib_register_peer_memory_client\tib_core\tEXPORT_SYMBOL\t\n")
+}
+
+/// Returns a modinfo and a modprobe of the node: the root below this folder has an ib_core and an
+/// ib_uverbs, of srcversion A, whose API has the version 0x22222222.
+fn core_of(node: &Node, root: &str) {
+    let folder = format!("{root}/lib/modules/{}/updates", kernel());
+    for module in ["ib_core", "ib_uverbs"] {
+        node.write(&format!("{folder}/{module}.ko"), "");
+    }
+    node.stand_in(
+        "modinfo",
+        &format!(
+            "case $* in *'-F srcversion'*) echo A ;; *'/{root} '*' ib_core' | *'/{root} '*' ib_uverbs') for name; do :; done; echo \"${{NODE%/}}/{folder}/$name.ko\" ;; *) exit 1 ;; esac"
+        ),
+    );
+    node.stand_in(
+        "modprobe",
+        "case $1-$2 in --dump-modversions-*ib_uverbs.ko | --show-exports-*ib_core.ko) printf '0x22222222\\tib_register_peer_memory_client\\n' ;; esac",
+    );
+}
+
+/// An earlier OFED has left a folder for this kernel. What the node loads is of another build,
+/// whose folder comes later.
+#[test]
+fn the_nodes_ofed_beside_what_an_earlier_one_has_left() {
+    let mut node = Node::new();
+    node.driver();
+    node.write("proc/modules", "mlx5_core 1 0 - Live 0x0\n");
+    core_of(&node, "host");
+    let former = format!("host/usr/src/ofa_kernel/{ARCH}/{}", kernel());
+    let present = format!("host/usr/src/ofa_kernel-dkms/{ARCH}/{}", kernel());
+    node.write(&format!("{former}/Module.symvers"), &symvers_of("0x11111111"));
+    node.write(&format!("{present}/Module.symvers"), &symvers_of("0x22222222"));
+    node.start(&[("USE_HOST_MOFED", "true")]);
+    node.wait("the module", || node.loaded());
+    let ofed = format!("OFED={} ", node.path(&present).display());
+    assert!(node.log().contains(&ofed), "no {ofed} in {}", node.log());
+    let log = fs::read_to_string(node.path("out/make.log")).expect("log");
+    assert!(log.contains("has other symbol versions than"), "{log}");
+}
+
+/// The core's container has no tree. What the node has left itself is not of the core that is
+/// loaded, and the log says what is missing.
+#[test]
+fn a_core_without_a_tree_beside_what_the_node_has_left() {
+    let mut node = Node::with_both();
+    fs::remove_dir_all(node.path("run/mellanox/drivers/usr")).expect("folder");
+    node.write(&format!("host/usr/src/ofa_kernel/{ARCH}/{}/Module.symvers", kernel()), &symvers_of("0x11111111"));
+    node.start(&[]);
+    node.says("warning: the module gets no symbol versions of the RDMA core");
+    node.wait("the module", || node.loaded());
+    assert!(node.log().contains("OFED= "), "{}", node.log());
+}
+
+/// The core's container has ready-made modules and no tree. Ours is built against the core's own
+/// file, if that is the one that is loaded, and once.
+#[test]
+fn a_core_whose_container_has_ready_made_modules() {
+    for (srcversion, same) in [("A\n", true), ("B\n", false)] {
+        let mut node = Node::with_both();
+        fs::remove_dir_all(node.path("run/mellanox/drivers/usr")).expect("folder");
+        core_of(&node, "run/mellanox/drivers");
+        node.write("sys/module/ib_core/srcversion", srcversion);
+        node.start(&[]);
+        node.wait("the module", || node.loaded());
+        let named = format!("OFED={} ", node.path("out/core").display());
+        assert_eq!(node.log().contains(&named), same, "{}", node.log());
+        assert_eq!(node.said().contains("no symbol versions of the RDMA core"), !same, "{}", node.said());
+        if same {
+            let text = fs::read_to_string(node.path("out/core/Module.symvers")).expect("versions");
+            assert!(text.starts_with("0x22222222\tib_register_peer_memory_client\tib_core\t"), "{text}");
+        }
+        node.write("drivers/nvidia-peermem.conf", "revocable_fallback=1\n");
+        node.says("with revocable_fallback=1");
+        assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
+    }
 }
 
 /// The core's or the driver's container stops while the module is built.
