@@ -56,20 +56,31 @@ built_for() { # FILE KERNEL
 	of=$(echo "$1" | sed -n 's:.*/lib/modules/\([^/]*\)/.*:\1:p')
 	echo "${of:-$2}"
 }
+# Whether no symbol has one version in a Module.symvers and another in a second list of them: a
+# file, or - for standard input.
+agree() { # MODULE_SYMVERS LIST
+	[ -z "$(awk '
+		{ sub(/^0x0*/, "", $1) }
+		NR == FNR { has[$2] = $1; next }
+		$2 in has && has[$2] != $1 { print $2; exit }' "$1" "$2")" ]
+}
 # Whether no symbol that a module's file wants has another version in a Module.symvers. The file must
 # be of the same build as what exports them: then a difference says that the versions are another
 # build's.
 versions_fit() { # FILE MODULE_SYMVERS
-	[ -n "$1" ] || return 0
-	[ -z "$(modprobe --dump-modversions "$1" 2>/dev/null | awk '
-		{ sub(/^0x0*/, "", $1) }
-		NR == FNR { has[$2] = $1; next }
-		$2 in has && has[$2] != $1 { print $2; exit }' "$2" -)" ]
+	# An empty list would be taken for the other one.
+	[ -n "$1" ] && [ -s "$2" ] || return 0
+	modprobe --dump-modversions "$1" 2>/dev/null | agree "$2" -
 }
 
 # Prints the folders in which OFED may have left what the RDMA core of a kernel was built with, the
 # best first.
 core_folders() { # ROOT ARCH KERNEL
+	# What OFED has left is then of an attempt, or of another kernel of that name.
+	if [ "$(modinfo ${1:+-b "$1"} -k "$3" -n ib_core 2>/dev/null)" = "(builtin)" ]; then
+		note "kernel $3 has its RDMA core built in, so no OFED takes its place"
+		return
+	fi
 	of=$(built_for "$(module_file "$1" "$3" ib_uverbs || true)" "$3")
 	[ "$of" = "$3" ] || note "kernel $3 loads the RDMA core that was built for kernel $of"
 	# The package for DKMS and the one with modules have folders of their own.
@@ -110,12 +121,49 @@ driver_folders() { # ROOT ARCH KERNEL MODULE VERSION
 	done | awk '!seen[$0]++'
 }
 
-# Prints, as lines of a Module.symvers, the versions of what a module's file exports: those of what would
-# be loaded. Where this modprobe cannot list exports, those that a user of the same build wants. Where
+# Prints what a module's file exports as modprobe --show-exports does, where this modprobe cannot:
+# by the file's symbol table. Up to 5.18 a version is the value of an absolute symbol; since then it
+# is data, which the symbol points at.
+table_of_exports() ( # SYMBOLS FILE
+	case $2 in
+	*.gz) unpack="gzip -dc" ;;
+	*.xz) unpack="xz -dc" ;;
+	*.zst) unpack="zstd -dcq" ;;
+	*) unpack="cat" ;;
+	esac
+	copy=$(mktemp) || return
+	trap 'rm -f "$copy"' EXIT
+	$unpack <"$2" >"$copy" || return
+	objdump -t "$copy" | awk -v symbols="$1" '
+		{ name = $NF; kind = sub(/^__crc_/, "", name) ? "crc" : sub(/^__ksymtab_/, "", name) ? "name" : "" }
+		kind != "" && name ~ symbols { print kind, $1, $(NF - 2), name }' | sort | while read -r kind value section name; do
+		case $kind-$section in
+		# Again without a version, for symbols that have none.
+		name-*) echo "0x00000000	$name" ;;
+		crc-\*ABS\*) echo "0x${value#????????}	$name" ;;
+		*)
+			objdump -s -j "$section" --start-address="0x$value" --stop-address="$(printf '0x%x' $((0x$value + 4)))" "$copy" |
+				awk -v name="$name" 'END { w = $2; print "0x" substr(w, 7, 2) substr(w, 5, 2) substr(w, 3, 2) substr(w, 1, 2) "\t" name }'
+			;;
+		esac
+	done
+)
+# Prints the symbols that a module's file exports, with their versions if they have some.
+exports() { # SYMBOLS FILE
+	[ -n "$2" ] || return 0
+	listed=$(modprobe --show-exports "$2" 2>/dev/null | awk -v symbols="$1" '$2 ~ symbols' || true)
+	if [ -n "$listed" ]; then
+		echo "$listed"
+	else
+		table_of_exports "$1" "$2" 2>/dev/null || true
+	fi
+}
+# Prints, as lines of a Module.symvers, the versions of what a module's file exports: those of what
+# would be loaded. Where the file does not tell, those that a user of the same build wants. Where
 # symbols have no versions it prints nothing.
 exported_versions() { # SYMBOLS FILE [USER]
 	{
-		[ -z "$2" ] || modprobe --show-exports "$2" 2>/dev/null || true
+		exports "$1" "$2"
 		[ -z "${3:-}" ] || modprobe --dump-modversions "$3" 2>/dev/null || true
 	} | awk -v symbols="$1" -v module="$(basename "${2%.ko*}")" \
 		'$2 ~ symbols && $1 !~ /^0x0*$/ && !seen[$2]++ { printf "%s\t%s\t%s\tEXPORT_SYMBOL\t\n", $1, $2, module }'

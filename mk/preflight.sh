@@ -158,7 +158,8 @@ if [ "$RUSTC" = rustc ] && ! usable rustc; then
 	done
 fi
 command -v "$RUSTC" >/dev/null || die "no $RUSTC, and 1.85 or later is needed: $get_rustc, or name one: make RUSTC=<its path>"
-ours=$("$RUSTC" --version)
+ours=$("$RUSTC" --version 2>/dev/null) ||
+	die "$(command -v "$RUSTC") is there and does not run (--version fails): install it again, or name another: make RUSTC=<its path>"
 sysroot=$("$RUSTC" --print sysroot)
 theirs=$(option CONFIG_RUSTC_VERSION_TEXT)
 
@@ -276,15 +277,21 @@ first_with() { # symbol, files...
 	done
 }
 # The first of some folders whose Module.symvers has a symbol, and versions that fit the neighbour's own
-# module.
-first_fitting() { # symbol, the module's file, folders...
-	symbol=$1 own=$2
-	shift 2
+# modules: the one that wants its exports or, where there is none, a list of what it exports itself.
+first_fitting() { # symbol, the user's file, the list, folders...
+	symbol=$1 own=$2 list=$3
+	shift 3
 	for folder; do
 		file=$(first_with "$symbol" "$folder/Module.symvers")
 		[ -n "$file" ] || continue
-		versions_fit "$own" "$file" && echo "$file" && return
-		note "$file has other symbol versions than $own, which kernel $kver loads, and is not used"
+		if ! versions_fit "$own" "$file"; then
+			note "$file has other symbol versions than $own, which kernel $kver loads, and is not used"
+		elif [ -z "$own" ] && [ -s "$list" ] && ! agree "$list" "$file"; then
+			note "$file has other symbol versions than the module that kernel $kver loads, and is not used"
+		else
+			echo "$file"
+			return
+		fi
 	done
 }
 # Modules that come ready-made, and DKMS before 3.1, leave no Module.symvers: then their own files have the
@@ -298,21 +305,27 @@ done
 [ -n "$found" ] || [ -z "$OFED" ] || die "OFED=$OFED: no Module.symvers with ib_register_peer_memory_client there"
 ofa=$(core_folders '' "$arch" "$kver")
 core=$(module_file '' "$kver" ib_uverbs || true)
+api='^ib_(un)?register_peer_memory_client$' core_exporter=
+for file in "$core" "$(module_file '' "$kver" ib_core || true)"; do
+	exported_versions "$api" "$file" >"$OUT/core.symvers"
+	# Then this core has the API, whether or not its versions can be read.
+	[ -z "$(exports "$api" "$file")" ] || { core_exporter=$file && break; }
+done
 # An OFED installed over a kernel that has the API itself replaces the kernel's.
 # shellcheck disable=SC2086
-found=${found:-$(first_fitting ib_register_peer_memory_client "$core" $ofa)}
+found=${found:-$(first_fitting ib_register_peer_memory_client "$core" "$OUT/core.symvers" $ofa)}
 exporter=$found
 if [ -z "$found" ]; then
-	for file in "$core" "$(module_file '' "$kver" ib_core || true)"; do
-		exported_versions '^ib_(un)?register_peer_memory_client$' "$file" >"$OUT/core.symvers"
-		found=$(first_with ib_register_peer_memory_client "$OUT/core.symvers")
-		[ -z "$found" ] || { exporter=$file exporters=$file && break; }
-	done
+	found=$(first_with ib_register_peer_memory_client "$OUT/core.symvers")
+	[ -z "$found" ] || { exporter=$core_exporter exporters=$core_exporter; }
 fi
 [ -n "$found" ] || found=$(first_with ib_register_peer_memory_client "$KDIR/Module.symvers")
 if [ -n "$found" ]; then
 	note "ib_register_peer_memory_client: ${exporter:-$found}"
 	[ "$found" = "$KDIR/Module.symvers" ] || symvers=$found
+elif [ -n "$core_exporter" ]; then
+	unchecked="the RDMA core"
+	note "ib_register_peer_memory_client: $core_exporter exports it, without symbol versions that can be read here"
 elif [ -z "${SAMPLE:-}" ]; then
 	unchecked="the RDMA core" missing="an RDMA core with the peer-memory API (DOCA-OFED)"
 	others=$(core_kernels '' "$arch" | paste -sd ' ')
@@ -330,12 +343,12 @@ nvidia_version=$(modinfo -k "$kver" -F version "$nvidia" 2>/dev/null | head -n 1
 nvidia_src=$([ -z "$nvidia_version" ] || driver_folders '' "$arch" "$kver" "$nvidia" "$nvidia_version")
 # The driver's own user of its exports.
 uvm=$(module_file '' "$kver" "$nvidia-uvm" || module_file '' "$kver" nvidia-uvm || true)
+file=${nvidia_ko:-$(module_file '' "$kver" "$nvidia" || true)}
+exported_versions '^nvidia_p2p_' "$file" "$(ls -d -- "${file%.ko*}"-peermem.ko* 2>/dev/null | head -n 1)" >"$OUT/driver.symvers"
 # shellcheck disable=SC2086
-found=${found:-$(first_fitting nvidia_p2p_get_pages "$uvm" $nvidia_src)}
+found=${found:-$(first_fitting nvidia_p2p_get_pages "$uvm" "$OUT/driver.symvers" $nvidia_src)}
 exporter=$found
 if [ -z "$found" ]; then
-	file=${nvidia_ko:-$(module_file '' "$kver" "$nvidia" || true)}
-	exported_versions '^nvidia_p2p_' "$file" "$(ls -d -- "${file%.ko*}"-peermem.ko* 2>/dev/null | head -n 1)" >"$OUT/driver.symvers"
 	found=$(first_with nvidia_p2p_get_pages "$OUT/driver.symvers")
 	[ -z "$found" ] || { exporter=$file exporters="$exporters $file"; }
 fi

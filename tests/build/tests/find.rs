@@ -231,3 +231,60 @@ fn versions_of_another_build() {
         assert_eq!(notes, if fits { "note: fits" } else { "note: differs" });
     }
 }
+
+/// Two lists agree if no symbol has different versions in them, however these are written.
+#[test]
+fn lists_of_versions() {
+    let root = Root::new();
+    root.symvers("a");
+    for (other, agrees) in [
+        ("0x11111111\tib_register_peer_memory_client\n", true),
+        ("0x0000000011111111\tib_register_peer_memory_client\n", true),
+        ("0x2\tprintk\n", true),
+        ("0x22222222\tib_register_peer_memory_client\n", false),
+    ] {
+        root.write("b", other);
+        let (_, notes) = root.call("true && agree \"$ROOT/a/Module.symvers\" \"$ROOT/b\" && note agree || note differ");
+        assert_eq!(notes, if agrees { "note: agree" } else { "note: differ" }, "{other}");
+    }
+}
+
+/// Where the kernel has the RDMA core built in, what an OFED has left is of no account.
+#[test]
+fn a_core_that_is_built_in() {
+    let root = Root::new();
+    root.symvers(&format!("usr/src/ofa_kernel/x86_64/{KERNEL}"));
+    assert_eq!(root.core().0.len(), 1);
+    root.program("modinfo", "echo '(builtin)'");
+    let (folders, notes) = root.core();
+    assert!(folders.is_empty(), "{folders:?}");
+    assert!(notes.contains(&format!("kernel {KERNEL} has its RDMA core built in")), "{notes}");
+}
+
+/// A modprobe of an older kmod lists no exports. The file itself has them: as absolute symbols, of
+/// a kernel before 5.19, or in a section, and compressed or not.
+#[test]
+fn exports_without_modprobe() {
+    let root = Root::new();
+    root.program("modprobe", "exit 1");
+    let absolute = ".globl __crc_ib_one\n.set __crc_ib_one, 0x81111111\n.set __crc_other, 0x3\n";
+    let section = ".section \"__kcrctab\",\"a\"\n__crc_other: .long 3\n.section \"__kcrctab_gpl\",\"a\"\n.long 4\n__crc_ib_one: .long 0x81111111\n";
+    let unversioned = ".section \"__ksymtab_gpl\",\"a\"\n__ksymtab_ib_one: .long 0\n";
+    for (source, line) in
+        [(absolute, "0x81111111\tib_one"), (section, "0x81111111\tib_one"), (unversioned, "0x00000000\tib_one")]
+    {
+        root.write("ko.s", source);
+        let path = |name: &str| root.0.path().join(name);
+        assert!(run(Command::new("as").arg(path("ko.s")).arg("-o").arg(path("ko.ko"))).ok);
+        for packed in ["", ".gz", ".xz"] {
+            if !packed.is_empty() {
+                let program = if packed == ".gz" { "gzip" } else { "xz" };
+                assert!(run(Command::new(program).arg("-kf").arg(path("ko.ko"))).ok, "{program}");
+            }
+            let script = format!("find_here=mk; . mk/find.sh; exports '^ib_' '{}{packed}'", path("ko.ko").display());
+            let bin = format!("{}:{}", path("bin").display(), std::env::var("PATH").expect("PATH"));
+            let said = run(Command::new("sh").arg("-euc").arg(script).current_dir(repository()).env("PATH", bin));
+            assert_eq!(said.text, format!("{line}\n"), "{packed}: {source}");
+        }
+    }
+}

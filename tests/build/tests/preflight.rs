@@ -240,6 +240,15 @@ fn a_rustc_that_is_too_old() {
     }
 }
 
+/// A rustc that is installed and does not run, as a broken toolchain's: one line says so.
+#[test]
+fn a_rustc_that_does_not_run() {
+    let (kernel, deps) = without_rust();
+    kernel.program("rustc", "exit 127");
+    let words = ["/bin/rustc is there and does not run", "RUSTC="];
+    refused(&kernel, &[&deps, &format!("PATH={}", kernel.search_path())], &words);
+}
+
 /// The headers of a kernel that has none here, by the name that its distribution gives them.
 #[test]
 fn headers_that_are_missing() {
@@ -327,8 +336,9 @@ fn the_driver_under_debians_name() {
     assert_eq!(chosen(&kernel, &[&deps]).0, "'own'");
 }
 
-/// Drivers that come ready-made, and DKMS before 3.1, leave no Module.symvers: the driver's own file has
-/// the versions, or NVIDIA's own nvidia-peermem beside it where modprobe cannot list exports.
+/// Drivers that come ready-made, and DKMS before 3.1, leave no Module.symvers: the driver's own
+/// file has the versions, also where modprobe cannot list exports, or else NVIDIA's own
+/// nvidia-peermem beside it.
 #[test]
 fn the_versions_of_a_driver_without_module_symvers() {
     const PLAIN: &str = "nvidia_p2p_get_pages";
@@ -352,11 +362,16 @@ fn the_versions_of_a_driver_without_module_symvers() {
     let wants = [(PLAIN, 0x3333_3333), (PERSISTENT, 0x4444_4444), ("printk", 0x5555_5555)];
     kernel.versioned("driver/nvidia-peermem.ko", &[], &wants);
     kernel.versioned("driver/nvidia.ko", &[(PLAIN, 0x1111_1111), (PERSISTENT, 0x2222_2222)], &[]);
-    let mut found = versions();
-    found.sort();
-    assert_eq!(found, [format!("0x11111111 {PLAIN}"), format!("0x22222222 {PERSISTENT}")]);
-    // A modprobe that knows no such option.
-    kernel.program("modprobe", "[ \"$1\" != --show-exports ] || exit 1; PATH=${PATH#*:} exec modprobe \"$@\"");
+    let listed = || {
+        let mut found = versions();
+        found.sort();
+        assert_eq!(found, [format!("0x11111111 {PLAIN}"), format!("0x22222222 {PERSISTENT}")]);
+    };
+    listed();
+    kernel.program("modprobe", WITHOUT_SHOW_EXPORTS);
+    listed();
+    // Nor does anything else read the file.
+    kernel.program("objdump", "exit 1");
     assert_eq!(versions(), [format!("0x33333333 {PLAIN}"), format!("0x44444444 {PERSISTENT}")]);
     // One that was built without an RDMA core wants nothing of the driver.
     kernel.versioned("driver/nvidia-peermem.ko", &[], &[("printk", 0x5555_5555)]);
@@ -365,9 +380,11 @@ fn the_versions_of_a_driver_without_module_symvers() {
     refused(&kernel, &[&nvidia], &["driver/nvidia.ko exports nvidia_p2p_get_pages and no", "older than 550"]);
 }
 
-/// The files are those that this kernel's modprobe would load, under whatever name.
-#[test]
-fn the_versions_of_what_this_kernel_loads() {
+/// A modprobe of an older kmod.
+const WITHOUT_SHOW_EXPORTS: &str = "[ \"$1\" != --show-exports ] || exit 1; PATH=${PATH#*:} exec modprobe \"$@\"";
+
+/// Returns a kernel that would load a driver and a core that came ready-made, without any tree.
+fn with_ready_made_neighbours() -> FakeKernel {
     let kernel = FakeKernel::new();
     let rustc = run(Command::new("rustc").arg("--version")).text;
     kernel.config(&format!("{}CONFIG_MODVERSIONS=y\n", with_either(&rustc)));
@@ -384,15 +401,45 @@ fn the_versions_of_what_this_kernel_loads() {
         kernel.write(&format!("{modules}/{name}"), "");
     }
     assert!(run(Command::new("depmod").arg("-b").arg(&root).arg(FakeKernel::RELEASE)).ok);
-    let outcome = kernel.preflight(&[]);
-    assert!(outcome.ok && !outcome.text.contains("warning: "), "{}", outcome.text);
-    for words in ["ib_register_peer_memory_client", "nvidia_p2p_get_pages"] {
-        let line = outcome.text.lines().find(|line| line.contains(&format!("{words}: "))).expect("a line");
-        assert!(line.contains("/updates/dkms/"), "{line}");
+    kernel
+}
+
+/// Returns what preflight has left for the build.
+fn found(kernel: &FakeKernel) -> String {
+    std::fs::read_to_string(kernel.path().join("out/preflight.env")).expect("what was found")
+}
+
+/// The files are those that this kernel's modprobe would load, under whatever name, and whether or
+/// not modprobe can list exports.
+#[test]
+fn the_versions_of_what_this_kernel_loads() {
+    let kernel = with_ready_made_neighbours();
+    for modprobe in ["PATH=${PATH#*:} exec modprobe \"$@\"", WITHOUT_SHOW_EXPORTS] {
+        kernel.program("modprobe", modprobe);
+        let outcome = kernel.preflight(&[]);
+        assert!(outcome.ok && !outcome.text.contains("warning: "), "{}", outcome.text);
+        for words in ["ib_register_peer_memory_client", "nvidia_p2p_get_pages"] {
+            let line = outcome.text.lines().find(|line| line.contains(&format!("{words}: "))).expect("a line");
+            assert!(line.contains("/updates/dkms/"), "{line}");
+        }
+        let (env, out) = (found(&kernel), kernel.path().join("out").display().to_string());
+        assert!(env.contains(&format!("PREFLIGHT_SYMVERS='{out}/core.symvers {out}/driver.symvers'")), "{env}");
     }
-    let env = std::fs::read_to_string(kernel.path().join("out/preflight.env")).expect("what was found");
-    let out = kernel.path().join("out").display().to_string();
-    assert!(env.contains(&format!("PREFLIGHT_SYMVERS='{out}/core.symvers {out}/driver.symvers'")), "{env}");
+}
+
+/// A core that has the API is not said to be missing where nothing tells the versions of its
+/// exports: only they are unknown.
+#[test]
+fn a_core_whose_versions_nobody_reads_is_there() {
+    let kernel = with_ready_made_neighbours();
+    let core = format!("root/lib/modules/{}/updates/dkms/ib_core.ko", FakeKernel::RELEASE);
+    let source = kernel.write("core.s", "__ksymtab_ib_register_peer_memory_client: .long 0\n");
+    assert!(run(Command::new("as").arg(source).arg("-o").arg(kernel.path().join(core))).ok);
+    kernel.program("modprobe", WITHOUT_SHOW_EXPORTS);
+    let outcome = kernel.preflight(&[]);
+    assert!(outcome.ok && outcome.text.contains("ib_core.ko exports it, without symbol versions"), "{}", outcome.text);
+    assert!(outcome.text.contains("warning: the module gets no symbol versions of the RDMA core"), "{}", outcome.text);
+    assert!(found(&kernel).contains("PREFLIGHT_MISSING=\"\""), "{}", found(&kernel));
 }
 
 /// Returns the kernel crate that was chosen for the build, and the line with the reason.
