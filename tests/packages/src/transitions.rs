@@ -523,7 +523,7 @@ fn disk_full_while_configuring(test: &mut Test) -> Result<()> {
     test.machine.disk = None;
     let said = said?;
     ensure!(said.ok && !said.text.contains(".new\n"), "{}", said.text);
-    one_line(&said.text, &["cannot write /usr/lib/depmod.d/00-nvidia-peermem-rust.conf", "No space left on device"])
+    one_line(&said.text, &["cannot write /lib/depmod.d/00-nvidia-peermem-rust.conf", "No space left on device"])
 }
 
 /// A neighbour has changed, but the disk cannot even hold a copy of the module during a build. No
@@ -723,6 +723,13 @@ fn another_file_is_taken(test: &mut Test) -> Result<()> {
                 .to_string(),
         ),
         ("kernel/lib", "search built-in", "00-first.conf", "look for the lines that say so in depmod.d(5)".to_string()),
+        // Lines for another kernel, and for a folder that has no such file, do nothing, and are left alone.
+        (
+            "kernel/lib",
+            "search built-in\noverride nvidia-peermem 9.9.9 kernel/lib\noverride nvidia-peermem * extra",
+            "00-first.conf",
+            "look for the lines that say so in depmod.d(5)".to_string(),
+        ),
     ] {
         let taken = format!("/lib/modules/{kernel}/{folder}/nvidia-peermem.ko");
         test.machine.must(&format!(
@@ -738,7 +745,7 @@ fn another_file_is_taken(test: &mut Test) -> Result<()> {
             let new = text.lines().find(|line| line.contains("has a new module")).context("nothing was built")?;
             ensure!(!new.contains("it is loaded"), "that is not what is loaded: {new}");
         }
-        test.row(&kernel, &format!("`{conf}` of others"), &format!("`{folder}/nvidia-peermem.ko`, and a line says so"))?;
+        test.row(&kernel, &format!("`{}` of others", conf.replace('\n', "; ")), &format!("`{folder}/nvidia-peermem.ko`, and a line says so"))?;
         test.machine.must(&format!(
             "rm -r /lib/modules/{kernel}/{folder}/nvidia-peermem.ko /etc/depmod.d/{file}; depmod {kernel}"
         ))?;
