@@ -143,7 +143,7 @@ install-*/$dir/*)
 	[ -z "${PREFLIGHT_UNCHECKED:-}" ] ||
 		echo "install: it has no symbol versions of $PREFLIGHT_UNCHECKED: make names what it looked for"
 	[ -n "$(modinfo -F signer "$won")" ] ||
-		echo "install: it is not signed: where Secure Boot or module.sig_enforce demands that, modprobe says \"Key was rejected\" until it is signed with an enrolled key (peermemctl doctor prints the command)"
+		echo "install: it is not signed: where Secure Boot or module.sig_enforce demands that, modprobe says \"Key was rejected\" or \"Operation not permitted\" until it is signed with an enrolled key (peermemctl doctor prints the command)"
 	;;
 install-*)
 	echo "install: that is not the file just installed: look for another override in depmod.d(5)" >&2
