@@ -549,7 +549,8 @@ fn disk_full_at_a_refresh(test: &mut Test) -> Result<()> {
 }
 
 /// Each place that a build or an installation writes to is full, or cannot be written. One line
-/// says so, nothing else fails, and modprobe's choice stays.
+/// says so, nothing else fails, and modprobe's choice stays. Where DKMS has built a module and could not
+/// install it, the next trigger does.
 fn a_place_that_is_full_or_read_only(test: &mut Test) -> Result<()> {
     let (kernel, version) = (test.kernel()?, test.version());
     let full = |dir: &str| {
@@ -565,6 +566,22 @@ fn a_place_that_is_full_or_read_only(test: &mut Test) -> Result<()> {
         ("a full /run", "cat /dev/zero >/run/fill 2>/dev/null || true".to_string(), "No space left"),
         ("a read-only /usr", read_only("/usr"), "Read-only file system"),
         ("a read-only /var/lib/dkms", read_only("/var/lib/dkms"), "Read-only file system"),
+        // DKMS takes the former file away, so there is room for a part of a larger one.
+        (
+            "a full /lib/modules",
+            format!(
+                "{QUICK_MAKE}
+                head -c 4000000 /dev/urandom >>/srv/nvidia-peermem-rust.ko; {}",
+                full(&format!("/lib/modules/{kernel}/updates"))
+            ),
+            "No space left",
+        ),
+        ("a read-only /lib/modules", format!("{QUICK_MAKE}\n{}", read_only("/lib/modules")), "Read-only file system"),
+        (
+            "a read-only folder of /lib/modules",
+            format!("{QUICK_MAKE}\n{}", read_only(&format!("/lib/modules/{kernel}/updates"))),
+            "Read-only file system",
+        ),
     ];
     let layers = test.machine.layers()?;
     for (place, lay, reason) in places {
