@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Runs a script of the rpm's spec file as rpm does, where parts of the package are missing.
+//! Runs a script of the rpm's spec file as rpm does, where parts of the package are missing, and
+//! compares what the packages' scripts call and remove with what upkeep knows.
 
 use build_tests::{program, repository, run};
 use std::fs;
@@ -37,4 +38,31 @@ fn an_rpm_without_upkeep_can_be_removed() {
     program(dir.path(), "upkeep", "echo \"upkeep $*\"; exit 1");
     let said = remove();
     assert!(said.ok && said.text == "upkeep drop\n", "{}", said.text);
+}
+
+/// Who asks by hand for a refresh is answered each time. What packages and the boot call says
+/// nothing twice, and builds nothing again that failed.
+#[test]
+fn packages_and_the_boot_ask_for_changes_only() {
+    let text = |name: &str| fs::read_to_string(repository().join("packaging").join(name)).expect("text");
+    for (file, calls) in [
+        ("debian/nvidia-peermem-rust-dkms.postinst", 1),
+        ("rpm/nvidia-peermem-rust.spec", 2),
+        ("dkms/nvidia-peermem-rust.service", 1),
+    ] {
+        let text = text(file);
+        let asked: Vec<&str> =
+            text.lines().filter(|line| line.contains("upkeep") && line.contains(" refresh")).collect();
+        assert_eq!(asked.len(), calls, "{file}: {asked:?}");
+        assert!(asked.iter().all(|line| line.contains(" refresh if-changed")), "{file}: {asked:?}");
+    }
+    assert!(text("dkms/upkeep").contains("\n#   upkeep refresh if-changed "), "its help");
+}
+
+/// depmod's configuration is in the folder that each kmod reads, and goes with the package.
+#[test]
+fn depmods_file_is_where_each_kmod_reads_it() {
+    let text = |name: &str| fs::read_to_string(repository().join("packaging").join(name)).expect("text");
+    assert!(text("dkms/upkeep").contains("\ndepmod_d=/lib/depmod.d/00-$name.conf\n"));
+    assert!(text("debian/nvidia-peermem-rust-dkms.postrm").contains(" /lib/depmod.d/00-nvidia-peermem-rust.conf"));
 }

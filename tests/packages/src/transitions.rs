@@ -70,6 +70,8 @@ pub const ALL: &[Transition] = &[
     quick("disk_full_while_configuring", disk_full_while_configuring),
     quick("disk_full_at_a_refresh", disk_full_at_a_refresh),
     quick("a_place_that_is_full_or_read_only", a_place_that_is_full_or_read_only),
+    quick("a_build_that_failed_is_tried_again", a_build_that_failed_is_tried_again),
+    quick("kernel_without_headers", kernel_without_headers),
     long("interrupted_at_each_step", interrupted_at_each_step),
     quick("a_release_that_begins_another", a_release_that_begins_another),
     quick("key_not_enrolled", key_not_enrolled),
@@ -353,7 +355,7 @@ fn neighbour_of_another_abi(test: &mut Test) -> Result<()> {
         "mkdir -p /usr/src/ofa_kernel/$(uname -m)/{kernel}/include/rdma
         echo '#error an interface that nobody knows' >/usr/src/ofa_kernel/$(uname -m)/{kernel}/include/rdma/peer_mem.h
         # As the service at boot does, beside apt.
-        /usr/lib/nvidia-peermem-rust/upkeep refresh & /usr/lib/nvidia-peermem-rust/upkeep refresh; wait
+        /usr/lib/nvidia-peermem-rust/upkeep refresh if-changed & /usr/lib/nvidia-peermem-rust/upkeep refresh if-changed; wait
         for i in 1 2; do dpkg-trigger --no-await /usr/src; dpkg --configure --pending; done"
     ))?;
     one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
@@ -549,8 +551,8 @@ fn disk_full_at_a_refresh(test: &mut Test) -> Result<()> {
 }
 
 /// Each place that a build or an installation writes to is full, or cannot be written. One line
-/// says so, nothing else fails, and modprobe's choice stays. Where DKMS has built a module and could not
-/// install it, the next trigger does.
+/// says so, nothing else fails, and modprobe's choice stays. Where DKMS has built a module and
+/// could not install it, the next trigger does.
 fn a_place_that_is_full_or_read_only(test: &mut Test) -> Result<()> {
     let (kernel, version) = (test.kernel()?, test.version());
     let full = |dir: &str| {
@@ -608,8 +610,79 @@ fn a_place_that_is_full_or_read_only(test: &mut Test) -> Result<()> {
         );
         at.row(&kernel, place, &format!("ours, {version}"))?;
         test.rows.append(&mut at.rows);
+        // What was mounted for that script is gone.
+        if place.contains("/lib/modules") {
+            let text = at.transaction("dpkg-trigger --no-await /usr/src; dpkg --configure --pending")?;
+            one_line(&text, &["nvidia-peermem-rust: kernel ", "has a new module"])?;
+            let text = at.transaction("dpkg-trigger --no-await /usr/src; dpkg --configure --pending")?;
+            ensure!(!text.contains("nvidia-peermem-rust: "), "{place}: it is whole now:\n{text}");
+        }
     }
     Ok(())
+}
+
+/// What a build failed for may pass without a trigger. `upkeep refresh` by hand tries again and
+/// answers each time; triggers do where the cause was a disk, memory or a tool, and otherwise say
+/// nothing twice.
+fn a_build_that_failed_is_tried_again(test: &mut Test) -> Result<()> {
+    let (kernel, upkeep) = (test.kernel()?, "/usr/lib/nvidia-peermem-rust/upkeep refresh 2>&1");
+    test.machine.must(QUICK_MAKE)?;
+    test.machine.must("cp /usr/local/bin/make /srv/good-make")?;
+    let fails = |words: &str| {
+        format!("sed 's#&& cp .*#\\&\\& {{ echo \"{words}\"; exit 2; }}#' /srv/good-make >/usr/local/bin/make")
+    };
+    let trigger = "dpkg-trigger --no-await /usr/src; dpkg --configure --pending";
+    // All in one boot: the next one forgets.
+    let text = test.transaction(&format!(
+        "{}; {}; echo ---; {trigger}; echo ---; {upkeep}; echo ---; {upkeep}; echo ---; cp /srv/good-make /usr/local/bin/make; {upkeep}",
+        fails("error: of the test"),
+        another_ofed(&kernel, 1)
+    ))?;
+    let parts: Vec<&str> = text.split("---\n").collect();
+    ensure!(parts.len() == 5 && !parts[1].contains("nvidia-peermem-rust: "), "nothing has changed:\n{text}");
+    for part in [parts[0], parts[2], parts[3]] {
+        says_why(part, "of the test")?;
+    }
+    one_line(parts[4], &["nvidia-peermem-rust: kernel ", "has a new module"])?;
+    // A trigger tries what may have passed.
+    for (version, cause) in
+        [(2, "error: No space left on device"), (3, "sh: 1: gcc: not found"), (4, "gcc: fatal error: Killed signal")]
+    {
+        let text = test.transaction(&format!(
+            "{}; {}; cp /srv/good-make /usr/local/bin/make; {trigger}",
+            fails(cause),
+            another_ofed(&kernel, version)
+        ))?;
+        says_why(&text, cause)?;
+        one_line(&text, &["nvidia-peermem-rust: kernel ", "has a new module"])?;
+    }
+    Ok(())
+}
+
+/// A kernel comes with a driver and without headers, and another one loses its headers before its
+/// driver changes. One line for each says what to install, once; and of a module that no longer
+/// fits, that the kernel will refuse it.
+fn kernel_without_headers(test: &mut Test) -> Result<()> {
+    let (kernel, version) = (test.kernel()?, test.version());
+    let trigger = "for i in 1 2; do dpkg-trigger --no-await /usr/src; dpkg --configure --pending; done";
+    let text = test.transaction(&format!(
+        "new=/lib/modules/9.9.9-new; mkdir -p $new/kernel $new/updates; cp $(modinfo -k {kernel} -n nvidia) $new/updates/
+        for part in order builtin builtin.modinfo; do : >$new/modules.$part; done; depmod 9.9.9-new; {trigger}"
+    ))?;
+    let words = ["nvidia-peermem-rust: not built for kernel 9.9.9-new: ", "install linux-headers-9.9.9-new", "no file"];
+    one_line(&text, &words)?;
+    // A kernel that has what fits needs nothing.
+    let text = test.transaction(&format!("mv /lib/modules/{kernel}/build /srv/build; {trigger}"))?;
+    ensure!(!text.contains(&format!("kernel {kernel} ")), "{text}");
+    let text = test.transaction(&format!(
+        "file=$(modinfo -k {kernel} -n nvidia); rm $file
+        {{ printf '.section .modinfo,\"a\"\n.asciz \"license=GPL\"\n'
+            for symbol in nvidia_p2p_get_pages nvidia_p2p_get_pages_persistent; do printf '.globl __crc_%s\n.set __crc_%s, 0x44444444\n' $symbol $symbol; done; }} >/tmp/ko.s
+        as /tmp/ko.s -o ${{file%.ko*}}.ko; depmod {kernel}; {trigger}"
+    ))?;
+    let keeps = format!("nvidia-peermem-rust: kernel {kernel} keeps its module, which does not fit its GPU driver");
+    one_line(&text, &[&keeps, "install linux-headers-"])?;
+    test.expect("another driver, without headers", &kernel, &Resolved::Ours { version, fits: false })
 }
 
 /// The machine loses its power at each step of an upgrade. The former module stays. `dpkg
@@ -716,6 +789,22 @@ fn key_not_enrolled(test: &mut Test) -> Result<()> {
     let text = test.transaction(&another_ofed(&kernel, 3))?;
     one_line(&text, &["nvidia-peermem-rust: ", "is not signed", "dkms build --force"])?;
     ensure!(!text.contains("mokutil"), "there is no key to be enrolled:\n{text}");
+    // Without mokutil the firmware's own variable says whether Secure Boot is on.
+    for (on, lines) in [(1, 1), (0, 0)] {
+        let text = test.machine.must(&format!(
+            "while file=$(command -v mokutil); do rm $file; hash -r; done; mkdir -p /sys/firmware/efi/efivars
+            printf '\\006\\000\\000\\000\\00{on}' >/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c
+            /usr/lib/nvidia-peermem-rust/upkeep installed {kernel} 2>&1"
+        ))?;
+        let said = text.lines().filter(|line| line.contains("is not signed")).count();
+        ensure!(said == lines, "{said} lines, not {lines}:\n{text}");
+    }
+    // What an admin signs by hand, as far as DKMS has not packed it, is no broken installation.
+    let text = test.transaction(
+        "file=$(find /lib/modules -name nvidia-peermem-rust.ko); [ -z \"$file\" ] || head -c 700 /dev/urandom >>$file
+        dpkg-trigger --no-await /usr/src; dpkg --configure --pending",
+    )?;
+    ensure!(!text.contains("nvidia-peermem-rust: "), "it was built again:\n{text}");
     Ok(())
 }
 
@@ -740,7 +829,8 @@ fn another_file_is_taken(test: &mut Test) -> Result<()> {
                 .to_string(),
         ),
         ("kernel/lib", "search built-in", "00-first.conf", "look for the lines that say so in depmod.d(5)".to_string()),
-        // Lines for another kernel, and for a folder that has no such file, do nothing, and are left alone.
+        // Lines for another kernel, and for a folder that has no such file, do nothing, and are
+        // left alone.
         (
             "kernel/lib",
             "search built-in\noverride nvidia-peermem 9.9.9 kernel/lib\noverride nvidia-peermem * extra",
