@@ -61,7 +61,7 @@ impl Layer {
 }
 
 impl Drop for Layer {
-    /// Nothing is pinned any more, because each registration holds the module.
+    /// Ends what the layer keeps. Nothing is pinned any more, because each registration holds the module.
     fn drop(&mut self) {
         // SAFETY: By the contract of `new` this is module exit, or an init that failed: nobody registers,
         // and each registration held the module.
