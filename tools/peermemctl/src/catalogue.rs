@@ -219,8 +219,8 @@ pub const CHECKS: [Entry; 77] = [
     ),
     entry(
         "gpus.nodes",
-        "Whether /dev/nvidiactl exists.",
-        "CUDA opens it; a container without it has no GPU.",
+        "Whether /dev/nvidiactl exists, and in a container /dev/nvidia-uvm.",
+        "CUDA opens both; a container without the first has no GPU.",
     ),
     entry(
         "gpus.dma_buf",
@@ -290,7 +290,7 @@ pub const CHECKS: [Entry; 77] = [
     entry(
         "limits.devices",
         "Whether this process may open the nodes of GPUs and NICs.",
-        "A container's device cgroup or a node's mode forbids it.",
+        "A device cgroup (of a container, a job of Slurm, a service), a node's mode or SELinux forbids it. A job that has one of several GPUs may open that one, and nothing is wrong.",
     ),
     entry(
         "limits.autoload",

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 283] = [
+const CASES: [Case; 303] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1248,6 +1248,89 @@ const CASES: [Case; 283] = [
         &["its control groups are of a namespace of their own", "no file of a container raises it"],
         &["> /etc/security/limits.d", "log in again"],
     ),
+    // Of nodes in /dev, and who gives them.
+    case(
+        "public-slurm-one-of-eight",
+        (0, 0),
+        &[
+            "this job may open what it was given of GPUs and NICs; its device cgroup forbids the others: /dev/nvidia1,",
+            "dma-buf: yes, 8 of 64 pairs",
+        ],
+        &["container", "fix:"],
+    ),
+    case(
+        "public-slurm-no-gpu",
+        (2, 1),
+        &["this job may use no GPU", "Begin with: ask for GPUs: --gpus=N or --gres=gpu:N"],
+        &["docker", "no RDMA device"],
+    ),
+    case("public-batch-no-gpu", (2, 1), &["this job may use no GPU", "PBS: -l select=1:ngpus=N"], &["docker", "Slurm gives"]),
+    case(
+        "public-service-device-policy",
+        (2, 1),
+        &[
+            "this service may use no GPU and no RDMA device",
+            "DeviceAllow=/dev/nvidia0 rw",
+            "DeviceAllow=/dev/infiniband/uverbs0 rw in inference.service",
+        ],
+        &["docker", "srun"],
+    ),
+    case(
+        "public-login-device-policy",
+        (2, 1),
+        &["this session may use no GPU", "DeviceAllow= for /dev/nvidia0 in a drop-in of user-.slice"],
+        &["docker"],
+    ),
+    case(
+        "public-container-one-of-eight",
+        (0, 0),
+        &["this container may open what it was given", "dma-buf: yes, 8 of 64 pairs"],
+        &["fix:"],
+    ),
+    case(
+        "public-container-lost-gpus",
+        (2, 1),
+        &["systemd took them away", "#48", "Begin with: start this container again", "nvidia.com/gpu=all"],
+        &["DeviceAllow", "none of the GPUs that the kernel shows"],
+    ),
+    case(
+        "public-pod-lost-gpus",
+        (2, 1),
+        &["systemd took them away", "Begin with: delete this pod", "cdi.enabled=true"],
+        &["docker run"],
+    ),
+    case(
+        "public-container-forbidden-nic",
+        (2, 1),
+        &["this container may use no RDMA device", "--device=/dev/infiniband"],
+        &["--gpus", "systemd took"],
+    ),
+    case(
+        "public-gpu-nodes-of-group",
+        (1, 0),
+        &["getent group 44", "usermod -aG", "DeviceFileGID"],
+        &["chmod", "a udev rule"],
+    ),
+    case("public-gpu-nodes-of-root", (1, 0), &["options nvidia NVreg_DeviceFileMode=0666"], &["fix: chmod", "usermod"]),
+    case("public-gpu-nodes-left-alone", (1, 0), &["chmod a+rw /dev/nvidia0", "ModifyDeviceFiles: 0"], &["usermod"]),
+    case("public-gpu-nodes-changed", (1, 0), &["nvidia-modprobe -c 0 -u as root gives them the mode 0666"], &["chmod"]),
+    case(
+        "public-gpu-nodes-of-group-in-container",
+        (1, 0),
+        &["--group-add 44", "supplementalGroups: [44]"],
+        &["chmod", "usermod"],
+    ),
+    case("public-uverbs-of-root", (1, 0), &["chmod a+rw /dev/infiniband/uverbs0", "udev rule"], &["DeviceFileMode"]),
+    case(
+        "public-selinux-container",
+        (1, 0),
+        &["SELinux has this process in container_t", "label=disable", "container_use_devices=1"],
+        &["chmod", "this user may not"],
+    ),
+    case("public-selinux-container-user", (1, 0), &["label=disable"], &["chmod", "usermod"]),
+    case("public-selinux-service", (1, 0), &["SELinux has this process in inference_t", "ausearch"], &["chmod", "docker"]),
+    case("public-container-without-uvm", (2, 1), &["this container has no /dev/nvidia-uvm", "--device=/dev/nvidia-uvm"], &[]),
+    case("public-container-with-uvm", (0, 0), &["USABLE"], &["nvidia-uvm:", "fix:"]),
 ];
 
 #[test]
@@ -1317,6 +1400,8 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-memlock-crio", "crio.service"),
         ("public-memlock-podman", "podman run"),
         ("public-memlock-influxdb", "in their unit"),
+        ("public-selinux-container", "label=disable"),
+        ("public-slurm-no-gpu", "--gpus=N"),
         ("public-ostree", "rpm-ostree install"),
         ("public-microos", "transactional-update pkg install"),
         ("public-api-mismatch", "was updated to 595.71.05"),

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 9: locked memory, device nodes, what is loaded at boot, DKMS.
 
+use super::devices;
 use crate::check::Check;
 use crate::kernel;
 use crate::machine::{Machine, NAME, OFED_MODULE, OLD_MODULE};
 use crate::modprobe;
 use crate::module_file;
-use crate::root::{Forbidden, Root};
+use crate::root::Root;
 use crate::setting::{self, APPTAINER, NSPAWN, PODMAN, SERVICE_ACCOUNT};
 use crate::text;
 
 /// Bit of CAP_IPC_LOCK, which lifts the limit.
 const CAP_IPC_LOCK: u64 = 1 << 14;
+/// Bit of CAP_DAC_OVERRIDE, which no mode of a file binds.
+const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 /// A limit below this stops real applications.
 const ENOUGH: u64 = 64 << 30;
 
@@ -19,7 +22,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = pages(machine).into_iter().collect();
     checks.push(login(machine));
     checks.extend(processes(machine));
-    checks.extend(devices(machine.root));
+    checks.extend(devices::check(machine));
     checks.push(boot(machine));
     checks.extend(dkms(machine));
     checks
@@ -105,10 +108,24 @@ fn is_exempt(root: &Root, pid: &str) -> bool {
 
 /// Returns whether a process has CAP_IPC_LOCK, in whatever user namespace.
 fn has_capability(root: &Root, pid: &str) -> bool {
-    let status = root.text(&format!("/proc/{pid}/status")).unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    effective.is_some_and(|mask| mask & CAP_IPC_LOCK != 0)
+    capabilities(root, pid) & CAP_IPC_LOCK != 0
+}
+
+/// Returns the capabilities in effect of a process.
+fn capabilities(root: &Root, pid: &str) -> u64 {
+    let effective = of_status(root, pid, "CapEff:");
+    effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Returns what the kernel says of a process behind a word.
+fn of_status(root: &Root, pid: &str, word: &str) -> Option<String> {
+    let status = root.text(&format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix(word)).map(str::to_owned)
+}
+
+/// Returns whether no mode of a file binds this process.
+pub fn may_override_modes(root: &Root) -> bool {
+    has_initial_users(root, "self") && capabilities(root, "self") & CAP_DAC_OVERRIDE != 0
 }
 
 /// Returns whether a process is in the initial user namespace, as far as that can be read.
@@ -325,11 +342,9 @@ fn login(machine: &Machine) -> Check {
     }
 }
 
-/// Whether this process is root's.
-fn is_root(root: &Root) -> bool {
-    let status = root.text("/proc/self/status").unwrap_or_default();
-    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
-    uids.split_ascii_whitespace().nth(1) == Some("0")
+/// Returns whether this process is root's.
+pub fn is_root(root: &Root) -> bool {
+    of_status(root, "self", "Uid:").is_some_and(|uids| uids.split_ascii_whitespace().nth(1) == Some("0"))
 }
 
 /// What the files of a login say of locked memory.
@@ -678,42 +693,6 @@ fn is_left(machine: &Machine, known: &Known) -> bool {
     known.module == "nvidia"
         && machine.release.as_ref().is_some_and(has_file)
         && known.packages.iter().all(|package| is_older(package) && !was_built(package))
-}
-
-/// The nodes that a program opens which registers GPU memory.
-pub fn device_nodes(root: &Root) -> Vec<String> {
-    let gpus = root.names("/dev").into_iter().filter(|name| match name.strip_prefix("nvidia") {
-        Some("ctl" | "-uvm") => true,
-        Some(number) => !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()),
-        None => false,
-    });
-    let gpus = gpus.map(|name| format!("/dev/{name}"));
-    let nics = root.names("/dev/infiniband").into_iter().filter(|name| name.starts_with("uverbs"));
-    gpus.chain(nics.map(|name| format!("/dev/infiniband/{name}"))).collect()
-}
-
-/// Device nodes that are there and that this process, in its container, may not open.
-fn devices(root: &Root) -> Option<Check> {
-    const ID: &str = "limits.devices";
-    let all = device_nodes(root);
-    let of = |why: Forbidden| {
-        let closed = all.iter().filter(|path| root.forbidden(path) == Some(why));
-        closed.cloned().collect::<Vec<_>>().join(", ")
-    };
-    let (by_cgroup, by_mode) = (of(Forbidden::ByCgroup), of(Forbidden::ByMode));
-    if !by_cgroup.is_empty() {
-        let fix = "docker: --gpus all --device=/dev/infiniband; Kubernetes: ask for nvidia.com/gpu and for what the RDMA device plugin offers";
-        return Some(
-            Check::fail(ID, format!("the device cgroup of this container forbids {by_cgroup}"), fix)
-                .seen("access() says EPERM"),
-        );
-    }
-    if !by_mode.is_empty() {
-        let fix = format!("chmod a+rw {}; for good: a udev rule", by_mode.replace(',', ""));
-        return Some(Check::warn(ID, format!("this user may not open {by_mode}"), fix).seen("access() says EACCES"));
-    }
-    let seen = all.join(", ");
-    (!all.is_empty()).then(|| Check::ok(ID, "the device nodes of GPUs and NICs may be opened").seen(seen))
 }
 
 #[cfg(test)]

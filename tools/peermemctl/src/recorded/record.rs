@@ -6,7 +6,8 @@
 //! of module files only .modinfo, the names that matter and who signed. tree.rs describes the
 //! format.
 
-use crate::doctor::limits::{device_nodes, DKMS};
+use crate::doctor::devices::device_nodes;
+use crate::doctor::limits::DKMS;
 use crate::kernel;
 use crate::log_words;
 use crate::machine::{NAME, PEERS, REGISTER};

@@ -2,6 +2,7 @@
 //! Records what tells the kind of machine, and what loads the module at boot.
 
 use super::record::Recorder;
+use crate::doctor::devices::{selinux_type, CONTEXT};
 use crate::doctor::hardware::WSL;
 use crate::doctor::limits::{has_component, is_of_slurm, BATCH, SESSION};
 use crate::environment::Environment;
@@ -35,6 +36,9 @@ impl Recorder<'_> {
             }
         }
         self.link(CGROUP_NAMESPACE);
+        if let Some(of) = selinux_type(self.root) {
+            self.text(CONTEXT, &format!("::{of}\n"));
+        }
         // The processor's maker, and whether a hypervisor says that it is there.
         let cpu = self.root.text("/proc/cpuinfo").unwrap_or_default();
         let words = |line: &str| ["vendor_id", "CPU implementer"].iter().any(|start| line.starts_with(start));
