@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 303] = [
+const CASES: [Case; 317] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1331,6 +1331,41 @@ const CASES: [Case; 303] = [
     case("public-selinux-service", (1, 0), &["SELinux has this process in inference_t", "ausearch"], &["chmod", "docker"]),
     case("public-container-without-uvm", (2, 1), &["this container has no /dev/nvidia-uvm", "--device=/dev/nvidia-uvm"], &[]),
     case("public-container-with-uvm", (0, 0), &["USABLE"], &["nvidia-uvm:", "fix:"]),
+    // Of RoCE and its addresses.
+    case(
+        "public-roce-pod",
+        (1, 0),
+        &[
+            "mlx5_0 has no GID in this network namespace",
+            "Begin with: hostNetwork: true",
+            "NCCL: GPUDirect by default: no, because no NIC with an active port has a GID",
+        ],
+        &[": GPUDirect by default: yes", "--network=host", "ip link set"],
+    ),
+    case("public-roce-container", (1, 0), &["Begin with: start this container with --network=host"], &["hostNetwork"]),
+    case(
+        "public-roce-without-gid",
+        (1, 0),
+        &["mlx5_0 has no GID", "give it an address", "rdma link show mlx5_0/1"],
+        &["hostNetwork", ": GPUDirect by default: yes"],
+    ),
+    case("public-roce-interface-elsewhere", (1, 0), &["mlx5_0 has no GID", "hostNetwork: true"], &[]),
+    case("public-roce-macvlan", (0, 0), &["mlx5_0 has a GID", "NCCL: GPUDirect by default: yes"], &["fix:"]),
+    case("public-infiniband-zero-gid", (0, 0), &["NCCL: GPUDirect by default: yes"], &["GID"]),
+    case(
+        "public-roce-one-of-eight-in-pod",
+        (1, 0),
+        &["mlx5_0 has a GID", "mlx5_1 has no GID in this network namespace", "mlx5_0 has one"],
+        &["[fabric.gid] fix", "hostNetwork"],
+    ),
+    case("public-roce-one-without-gid", (1, 0), &["mlx5_3 has no GID", "mlx5_4 has a GID"], &["mlx5_2 has no GID"]),
+    // Of ports that are not active.
+    case("public-port-init", (1, 0), &["start a subnet manager", "the link is up"], &["plug in the cable"]),
+    case("public-port-init-vm", (1, 0), &["start a subnet manager"], &["ip link set"]),
+    case("public-port-polling", (1, 0), &["plug in the cable, or switch the port at its other end on"], &["subnet manager"]),
+    case("public-port-disabled", (1, 0), &["switch the port on: mlxlink -d mlx5_0"], &["plug in the cable", "subnet manager"]),
+    case("public-port-training", (1, 0), &["take another cable or transceiver"], &["subnet manager"]),
+    case("public-port-down-ethernet", (1, 0), &["ip link set ens3np0 up"], &["subnet manager"]),
 ];
 
 #[test]
@@ -1400,6 +1435,8 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-memlock-crio", "crio.service"),
         ("public-memlock-podman", "podman run"),
         ("public-memlock-influxdb", "in their unit"),
+        ("public-roce-pod", "hostNetwork: true"),
+        ("public-roce-macvlan", "GPUDirect by default: yes"),
         ("public-selinux-container", "label=disable"),
         ("public-slurm-no-gpu", "--gpus=N"),
         ("public-ostree", "rpm-ostree install"),

@@ -112,13 +112,13 @@ pub struct Verdict {
     pub set: Option<String>,
 }
 
-/// Each pair of a GPU and a NIC with an active port, which is what all of them look for. Software
-/// devices are left out: with them the CPU moves every byte.
+/// Each pair of a GPU and a NIC with an active port, which is what all of them look for, and a GID where it needs
+/// one to connect by. Software devices are left out: with them the CPU moves every byte.
 pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
     let mut pairings = Vec::new();
     for gpu in machine.gpus().into_iter().filter(|gpu| machine.was_given_gpu(gpu) != Some(false)) {
         let is_here = |device: &&RdmaDevice| !device.software && machine.was_given_nic(device) != Some(false);
-        let nics = machine.rdma.iter().filter(is_here).filter(|device| device.is_active());
+        let nics = machine.rdma.iter().filter(is_here).filter(|device| device.can_connect());
         let nics = nics.filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?)));
         let pairs: Vec<_> = nics.map(|(device, nic)| (device, nic, gpu.way_to(nic).distance)).collect();
         let nearest = pairs.iter().map(|(.., distance)| *distance).min();
