@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 317] = [
+const CASES: [Case; 323] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1199,7 +1199,7 @@ const CASES: [Case; 317] = [
         &["this machine has NVSwitches, and nv-fabricmanager does not run"],
         &["log.xid"],
     ),
-    case("public-no-nvlink", (0, 0), &["Usable"], &["nv-fabricmanager", "fix:"]),
+    case("public-no-nvlink", (0, 0), &["USABLE"], &["nv-fabricmanager", "fix:"]),
     // Of symbol versions.
     case(
         "public-other-versions",
@@ -1366,6 +1366,46 @@ const CASES: [Case; 317] = [
     case("public-port-disabled", (1, 0), &["switch the port on: mlxlink -d mlx5_0"], &["plug in the cable", "subnet manager"]),
     case("public-port-training", (1, 0), &["take another cable or transceiver"], &["subnet manager"]),
     case("public-port-down-ethernet", (1, 0), &["ip link set ens3np0 up"], &["subnet manager"]),
+    // Of limits that are not Slurm's, or those of all.
+    case(
+        "public-memlock-adopted",
+        (1, 0),
+        &["pam_slurm_adopt put into a job: a shell: log in again", "srun --overlap"],
+        &["PropagateResourceLimitsExcept", "slurmd.service"],
+    ),
+    case(
+        "public-memlock-adopted-silent",
+        (1, 0),
+        &["pam_slurm_adopt", "echo '* - memlock unlimited'"],
+        &["PropagateResourceLimitsExcept"],
+    ),
+    case(
+        "public-memlock-line-of-user",
+        (1, 0),
+        &[
+            "'ubuntu - memlock 64' in /etc/security/limits.d/gpu.conf gives user ubuntu less",
+            "by 'ubuntu - memlock unlimited'",
+        ],
+        &["Slurm", "LimitMEMLOCK", "this process did not get that"],
+    ),
+    case(
+        "public-memlock-line-of-group",
+        (1, 0),
+        &["gives group users less", "replace '@users hard memlock 8192'"],
+        &["Slurm", "LimitMEMLOCK"],
+    ),
+    case(
+        "public-memlock-line-of-group-alone",
+        (1, 0),
+        &["replace '@users - memlock 8192'", "by '@users - memlock unlimited'"],
+        &["echo '*", "Slurm"],
+    ),
+    case(
+        "public-memlock-line-of-another",
+        (1, 0),
+        &["this process did not get that"],
+        &["oracle", "root - memlock"],
+    ),
 ];
 
 #[test]
@@ -1435,6 +1475,8 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-memlock-crio", "crio.service"),
         ("public-memlock-podman", "podman run"),
         ("public-memlock-influxdb", "in their unit"),
+        ("public-memlock-adopted", "srun --overlap"),
+        ("public-memlock-line-of-group", "replace '@users hard memlock 8192'"),
         ("public-roce-pod", "hostNetwork: true"),
         ("public-roce-macvlan", "GPUDirect by default: yes"),
         ("public-selinux-container", "label=disable"),

@@ -154,22 +154,25 @@ struct Configured {
     group: Option<String>,
     /// The line that gives users less, with its file, and how much that is in bytes.
     lowered: Option<(String, String, u64)>,
+    /// The line that gives a user or a group less than all get, and may be about this process.
+    own: Option<Limit>,
 }
 
 impl Configured {
     /// Returns the same as a cure needs it.
     fn files(&self) -> Files<'_> {
-        match (&self.allowed, &self.lowered, &self.group) {
-            (Some(_), _, Some(group)) => Files::Group(group),
-            (Some(_), ..) => Files::Allow,
-            (None, Some((line, file, _)), _) => Files::Lower(line, file),
-            (None, None, _) => Files::Silent,
+        match (&self.own, &self.allowed, &self.lowered, &self.group) {
+            (Some(own), ..) => Files::Own(own),
+            (_, Some(_), _, Some(group)) => Files::Group(group),
+            (_, Some(_), ..) => Files::Allow,
+            (_, None, Some((line, file, _)), _) => Files::Lower(line, file),
+            (_, None, None, _) => Files::Silent,
         }
     }
 }
 
-/// Reads the files as pam_limits(8) does: of the lines for the same users the last one counts. What systemd gives
-/// to services says nothing of a process in the session of a login.
+/// Reads the files as pam_limits(8) does: of the lines for the same users the last one counts, and that of a user
+/// or a group before that of all. What systemd gives to services says nothing of a process in the session of a login.
 fn by_configuration(root: &Root, pid: &str) -> Configured {
     let soft = limits_of_users(root, &["-", "soft"]);
     // A soft limit goes no further than the hard one.
@@ -186,7 +189,13 @@ fn by_configuration(root: &Root, pid: &str) -> Configured {
     let group = soft.iter().find_map(|limit| Some((group_of(limit)?, seen(limit)))).filter(|_| users_may.is_none());
     let group_may = group.clone().map(|(group, seen)| (format!("users of group {group} may lock all memory"), seen));
     let cgroup = root.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let is_login = has_component(&cgroup, SESSION);
+    let is_login = has_component(&cgroup, SESSION) || is_adopted(&cgroup);
+    let own: Vec<&Limit> =
+        soft.iter().chain(&hard).filter(|limit| is_low(limit) && may_be_of(root, pid, &limit.who)).collect();
+    let has = |own: &&&Limit| own.kib.and_then(|kib| kib.checked_mul(1024)) == limit(root, pid).flatten();
+    // The one whose limit this process has, or else any that may keep it from what all get.
+    let own = own.iter().find(has).or_else(|| own.first().filter(|_| users_may.is_some()));
+    let own = own.map(|limit| (*limit).clone());
     let services = || {
         let lines = configured(root, "/etc/systemd/system.conf", "/etc/systemd/system.conf.d").into_iter();
         let mut values = lines.filter_map(|(file, line)| {
@@ -198,7 +207,8 @@ fn by_configuration(root: &Root, pid: &str) -> Configured {
         let (file, _) = last.filter(|_| !is_login)?;
         Some(("services may lock all memory".to_owned(), format!("DefaultLimitMEMLOCK=infinity in {file}")))
     };
-    Configured { allowed: users_may.or(group_may).or_else(services), group: group.map(|(group, _)| group), lowered }
+    let allowed = users_may.or(group_may).or_else(services);
+    Configured { allowed, group: group.map(|(group, _)| group), lowered, own }
 }
 
 /// A limit of locked memory in a file of pam_limits.
@@ -210,6 +220,40 @@ struct Limit {
     kib: Option<u64>,
     line: String,
     file: String,
+}
+
+impl Limit {
+    /// Returns whom it binds, in words.
+    fn whom(&self) -> String {
+        self.who.strip_prefix('@').map_or_else(|| format!("user {}", self.who), |group| format!("group {group}"))
+    }
+}
+
+/// Returns whether a line for a user or a group may be about a process, as far as the files of users and groups
+/// tell. One of root is about root alone, and root is asked what others get.
+fn may_be_of(root: &Root, pid: &str, who: &str) -> bool {
+    // The last is about the number of logins.
+    if ["*", "root"].contains(&who) || who.starts_with('%') {
+        return false;
+    }
+    let numbers = |word: &str| {
+        let line = of_status(root, pid, word).unwrap_or_default();
+        line.split_ascii_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let named = |file: &str, number: &String| {
+        let text = root.text_once(file).ok()?;
+        let mut rows = text.lines().map(|row| row.split(':').collect::<Vec<_>>());
+        rows.find_map(|row| {
+            (row.get(2) == Some(&number.as_str())).then(|| row.first().map(|name| (*name).to_owned()))?
+        })
+    };
+    let (file, numbers, name) = match who.strip_prefix('@') {
+        Some(group) => ("/etc/group", [numbers("Groups:"), numbers("Gid:")].concat(), group),
+        None => ("/etc/passwd", numbers("Uid:"), who),
+    };
+    let names: Vec<Option<String>> = numbers.iter().map(|number| named(file, number)).collect();
+    let is_root = numbers.is_empty() || is_root_of(root, pid);
+    is_root || names.iter().any(|of| of.as_deref().is_none_or(|of| of == name))
 }
 
 /// Returns the limits of these types (`-`, `soft`, `hard`).
@@ -272,6 +316,15 @@ pub fn is_of_slurm(cgroup: &str) -> bool {
     cgroup.split(['/', '\n']).any(is_it)
 }
 
+/// What the control group of a session has that sshd made and pam_slurm_adopt put into a job: no limit of the job
+/// comes with that.
+pub const ADOPTED: &str = "slurm/step_extern";
+
+/// Returns whether a control group is that of such a session.
+pub fn is_adopted(cgroup: &str) -> bool {
+    is_of_slurm(cgroup) && cgroup.split(['/', '\n']).any(|folder| folder == "step_extern")
+}
+
 /// Judges by the limit that this process has. Files say what others get, or why this one did not get it.
 fn login(machine: &Machine) -> Check {
     const ID: &str = "limits.memlock";
@@ -299,7 +352,10 @@ fn login(machine: &Machine) -> Check {
         // Users get another limit where they log in, which the files tell.
         return match (allowed, lowered) {
             (Some((who, seen)), _) => {
-                Check::ok(ID, format!("no limit binds root; {who} by configuration")).seen(seen).seen(SEEN)
+                let less = configured.own.as_ref().map_or(String::new(), |own| {
+                    format!("; '{}' in {} gives {} less", own.line, own.file, own.whom())
+                });
+                Check::ok(ID, format!("no limit binds root; {who} by configuration{less}")).seen(seen).seen(SEEN)
             }
             (None, Some((line, file, limit))) => Check::warn(
                 ID,
@@ -322,7 +378,10 @@ fn login(machine: &Machine) -> Check {
     let here = format!("programs started from here may lock {bytes} only: {COUNTED}");
     let check = match allowed {
         Some((who, _)) => {
-            Check::warn(ID, format!("{here}; {who} by configuration, but this process did not get that"), cure())
+            let but = configured.own.as_ref().map_or("this process did not get that".to_owned(), |own| {
+                format!("'{}' in {} gives {} less, and counts before the line of all", own.line, own.file, own.whom())
+            });
+            Check::warn(ID, format!("{here}; {who} by configuration, but {but}"), cure())
         }
         None => {
             let why = match machine.setting.container.is_some() && is_root(root) {
@@ -344,7 +403,12 @@ fn login(machine: &Machine) -> Check {
 
 /// Returns whether this process is root's.
 pub fn is_root(root: &Root) -> bool {
-    of_status(root, "self", "Uid:").is_some_and(|uids| uids.split_ascii_whitespace().nth(1) == Some("0"))
+    is_root_of(root, "self")
+}
+
+/// Returns whether a process is root's.
+fn is_root_of(root: &Root, pid: &str) -> bool {
+    of_status(root, pid, "Uid:").is_some_and(|uids| uids.split_ascii_whitespace().nth(1) == Some("0"))
 }
 
 /// What the files of a login say of locked memory.
@@ -355,6 +419,30 @@ enum Files<'a> {
     Group(&'a str),
     /// The line that sets a limit, and its file.
     Lower(&'a str, &'a str),
+    /// The line of a user or group, which counts before that of all.
+    Own(&'a Limit),
+}
+
+impl Files<'_> {
+    /// Returns what raises the limit of a login.
+    fn login(&self) -> String {
+        match self {
+            Self::Allow => "a shell: log in again, through PAM (sshd: UsePAM yes)".to_owned(),
+            Self::Group(group) => format!(
+                "usermod -aG {group} USER where the user is not of that group, and log in again, through PAM (sshd: UsePAM yes)"
+            ),
+            Self::Silent => {
+                "echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf and log in again".to_owned()
+            }
+            Self::Lower(line, file) => format!(
+                "replace '{line}' in {file} by '* - memlock unlimited', as of such lines the last one counts, and log in again"
+            ),
+            Self::Own(own) => format!(
+                "replace '{}' in {} by '{} - memlock unlimited', as the line of a user counts before that of a group, and both before one of '*', and log in again",
+                own.line, own.file, own.who
+            ),
+        }
+    }
 }
 
 /// What the limit means.
@@ -382,6 +470,9 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
             true => "no file of a container raises it, and no capability of a user namespace does. Kubernetes: hostUsers: true in the pod's specification, beside securityContext.capabilities.add: [\"IPC_LOCK\"]; or LimitMEMLOCK=infinity in the unit of the container runtime on the node (containerd.service, crio.service), then restart it and the pod".to_owned(),
             false => format!("no file of a container raises it. {KUBERNETES}"),
         };
+    }
+    if is_adopted(&cgroup) {
+        return format!("this session is sshd's, which pam_slurm_adopt put into a job: {}; or run it as a step of the job: srun --overlap --jobid=JOB", files.login());
     }
     if is_of_slurm(&cgroup) {
         return SLURM.to_owned();
@@ -435,16 +526,9 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
         };
     }
     match files {
-        Files::Allow => format!("{SLURM}; {SERVICE}; a shell: log in again, through PAM (sshd: UsePAM yes)"),
-        Files::Group(group) => format!(
-            "usermod -aG {group} USER where the user is not of that group, and log in again, through PAM (sshd: UsePAM yes); {SERVICE}; {SLURM}"
-        ),
-        Files::Silent => format!(
-            "echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf and log in again; {SERVICE}; {SLURM}"
-        ),
-        Files::Lower(line, file) => format!(
-            "replace '{line}' in {file} by '* - memlock unlimited', as of such lines the last one counts, and log in again; {SERVICE}; {SLURM}"
-        ),
+        Files::Allow => format!("{SLURM}; {SERVICE}; {}", files.login()),
+        Files::Own(_) => files.login(),
+        _ => format!("{}; {SERVICE}; {SLURM}", files.login()),
     }
 }
 
@@ -725,8 +809,10 @@ mod tests {
             ("0::/system.slice/slurmd.service", true),
             ("5:memory:/slurm_node1/uid_1000", true),
             ("0::/system.slice/slurm-exporter.service", false),
+            ("0::/slurm/step_extern/", true),
         ] {
             assert_eq!(is_of_slurm(cgroup), wanted, "{cgroup}");
+            assert_eq!(is_adopted(cgroup), cgroup.contains("extern"), "{cgroup}");
         }
     }
 

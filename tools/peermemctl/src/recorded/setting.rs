@@ -4,7 +4,7 @@
 use super::record::Recorder;
 use crate::doctor::devices::{selinux_type, CONTEXT};
 use crate::doctor::hardware::WSL;
-use crate::doctor::limits::{has_component, is_of_slurm, BATCH, SESSION};
+use crate::doctor::limits::{has_component, is_adopted, is_of_slurm, ADOPTED, BATCH, SESSION};
 use crate::environment::Environment;
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
@@ -57,7 +57,8 @@ impl Recorder<'_> {
         let cgroup = self.root.text("/proc/self/cgroup").unwrap_or_default();
         // What is more particular comes first: Flux's jobs are in /system.slice, too.
         let batch = || BATCH.iter().map(|(word, _)| *word).find(|word| has_component(&cgroup, word));
-        let kind = Some("slurm").filter(|_| is_of_slurm(&cgroup)).or_else(batch).or_else(|| container_of(&cgroup));
+        let of_slurm = if is_adopted(&cgroup) { ADOPTED } else { "slurm" };
+        let kind = Some(of_slurm).filter(|_| is_of_slurm(&cgroup)).or_else(batch).or_else(|| container_of(&cgroup));
         let kind =
             kind.or_else(|| ["/user@", "/system.slice/", SESSION].into_iter().find(|word| cgroup.contains(word)));
         if let Some(kind) = kind {
