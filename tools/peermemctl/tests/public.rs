@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 323] = [
+static CASES: [Case; 323] = [
     case(
         "public-talos-refused",
         (1, 0),
