@@ -16,7 +16,7 @@ const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entr
 }
 
 /// All checks, in the order of doctor's sections.
-pub const CHECKS: [Entry; 77] = [
+pub const CHECKS: [Entry; 78] = [
     entry(
         "setting.machine",
         "The kind of machine: architecture, virtual machine, container, where the kernel's modules come from.",
@@ -41,6 +41,11 @@ pub const CHECKS: [Entry; 77] = [
         "fabric.port",
         "The ports of each RDMA device.",
         "Registering works with a port that is down; talking to other machines does not.",
+    ),
+    entry(
+        "fabric.gid",
+        "Whether an Ethernet port that is active has a GID of an interface in this network namespace.",
+        "RoCE connects by the addresses of network interfaces. A pod that was given the RDMA device and no interface of it registers memory and cannot connect; InfiniBand needs none.",
     ),
     entry(
         "driver.loaded",
@@ -219,8 +224,8 @@ pub const CHECKS: [Entry; 77] = [
     ),
     entry(
         "gpus.nodes",
-        "Whether /dev/nvidiactl exists.",
-        "CUDA opens it; a container without it has no GPU.",
+        "Whether /dev/nvidiactl exists, and in a container /dev/nvidia-uvm.",
+        "CUDA opens both; a container without the first has no GPU.",
     ),
     entry(
         "gpus.dma_buf",
@@ -290,7 +295,7 @@ pub const CHECKS: [Entry; 77] = [
     entry(
         "limits.devices",
         "Whether this process may open the nodes of GPUs and NICs.",
-        "A container's device cgroup or a node's mode forbids it.",
+        "A device cgroup (of a container, a job of Slurm, a service), a node's mode or SELinux forbids it. A job that has one of several GPUs may open that one, and nothing is wrong.",
     ),
     entry(
         "limits.autoload",

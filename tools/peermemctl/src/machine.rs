@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Everything that the verdicts need, read once.
 
+use crate::doctor::devices::{self, Giver};
 use crate::kernel::{self, Loaded};
 use crate::module_file::{self, Maker, ModuleFile};
 use crate::nvidia::{self, Driver, Told};
 use crate::pci::{self, Device};
 use crate::peermem::{self, Callback, Failure, Registration, Stats};
 use crate::rdma::{self, RdmaDevice};
-use crate::root::{Missing, Root, Silent};
+use crate::root::{Forbidden, Missing, Root, Silent};
 use crate::setting::{self, Setting};
 use crate::way;
 use std::collections::BTreeMap;
@@ -64,6 +65,8 @@ pub struct Machine<'a> {
     pub callbacks: Result<Vec<Callback>, Missing>,
     /// Clients that /sys/kernel/mm/memory_peers shows.
     pub peers: Vec<String>,
+    /// Device nodes of GPUs and NICs that the device cgroup of this process forbids.
+    pub forbidden: Vec<String>,
     /// The facts that nvidia-smi tells of each GPU; [`Machine::ask_tools`] fills them in.
     pub smi: Result<BTreeMap<String, Told>, Silent>,
 }
@@ -97,7 +100,10 @@ impl<'a> Machine<'a> {
             Err(missing) => (Vec::new(), Err(missing)),
         };
         let loaded = peermem_loaded(root, &modules, release.as_deref(), driver.as_ref());
+        let mut forbidden = devices::device_nodes(root);
+        forbidden.retain(|path| root.forbidden(path) == Some(Forbidden::ByCgroup));
         Self {
+            forbidden,
             encrypted: setting::encrypted(root, log.iter().flatten()),
             // A file that is masked in a sandbox is empty.
             symbols: match kernel::symbols(root) {
@@ -202,15 +208,33 @@ impl<'a> Machine<'a> {
         self.driver.is_some() && cards().count() > 1 && cards().all(|device| device.driver.is_none())
     }
 
-    /// Returns whether this container was given a GPU: the kernel shows it all of the host's, and only their nodes
-    /// in /dev tell. `None` if nothing tells which node is whose.
+    /// Returns whether nothing keeps devices of this machine from this process: neither a container nor a device
+    /// cgroup, as a job of Slurm has one.
+    pub fn has_all_devices(&self) -> bool {
+        self.setting.container.is_none() && self.forbidden.is_empty()
+    }
+
+    /// Returns that a device was not given to this process, in words; `folder` has the node of it.
+    pub fn not_given(&self, device: &str, folder: &str) -> String {
+        let why = match self.forbidden.is_empty() {
+            true => format!("no node of it in {folder}"),
+            false => format!("no node of it in {folder} that may be opened"),
+        };
+        format!("this {} was not given {device} ({why})", Giver::of(self).word())
+    }
+
+    /// Returns whether this process was given a GPU: the kernel shows a container and a job all of the host's, and
+    /// only those nodes in /dev tell that may be opened. `None` if nothing tells which node is whose.
     pub fn was_given_gpu(&self, gpu: &Device) -> Option<bool> {
-        if self.setting.container.is_none() {
+        if self.has_all_devices() {
             return Some(true);
         }
         let nodes = self.root.names("/dev").into_iter().filter_map(|name| name.strip_prefix("nvidia")?.parse().ok());
-        let nodes: Vec<u32> = nodes.collect();
-        if nodes.len() >= self.gpus().len() {
+        let all: Vec<u32> = nodes.collect();
+        let is_open = |number: &&u32| !self.forbidden.contains(&format!("/dev/nvidia{number}"));
+        let nodes: Vec<u32> = all.iter().filter(is_open).copied().collect();
+        let is_host = self.setting.container.is_none() && nodes.len() == all.len();
+        if is_host || nodes.len() >= self.gpus().len() {
             return Some(true);
         }
         let minor = nvidia::minor(self.root, &gpu.address);
@@ -227,15 +251,18 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Returns whether this container was given an RDMA device, by its node in /dev/infiniband; `None` if
-    /// nothing tells which node that is.
+    /// Returns whether this process was given an RDMA device, by its node in /dev/infiniband; `None` if nothing
+    /// tells which node that is.
     pub fn was_given_nic(&self, nic: &RdmaDevice) -> Option<bool> {
-        if self.setting.container.is_none() {
+        if self.has_all_devices() {
             return Some(true);
         }
-        let nodes = self.root.names("/dev/infiniband");
-        // Without any node, [fabric.nodes] says so.
-        if !nodes.iter().any(|node| node.starts_with(rdma::NODE)) {
+        let mut nodes = self.root.names("/dev/infiniband");
+        nodes.retain(|node| {
+            node.starts_with(rdma::NODE) && !self.forbidden.contains(&format!("/dev/infiniband/{node}"))
+        });
+        // Without any node, [fabric.nodes] or [limits.devices] says so.
+        if nodes.is_empty() {
             return Some(true);
         }
         let node = rdma::node(self.root, &nic.name)?;

@@ -25,6 +25,12 @@ impl RdmaDevice {
     pub fn is_active(&self) -> bool {
         self.ports.iter().any(|port| port.state == "ACTIVE")
     }
+
+    /// Returns whether programs may connect by one of its ports, as far as that can be told: it is active, and has
+    /// a GID where it needs one.
+    pub fn can_connect(&self) -> bool {
+        self.ports.iter().any(|port| port.state == "ACTIVE" && port.has_gid != Some(false))
+    }
 }
 
 /// One port.
@@ -32,6 +38,11 @@ pub struct Port {
     pub number: String,
     /// `ACTIVE`, `DOWN`, ...
     pub state: String,
+    /// `LinkUp`, `Polling`, `Disabled`, ...: what the link itself does; empty if that is not known.
+    pub link: String,
+    /// Of Ethernet: whether it has a GID that programs in this network namespace can connect by; `None` if that is
+    /// not known.
+    pub has_gid: Option<bool>,
     /// `InfiniBand` or `Ethernet`.
     pub link_layer: String,
     pub rate: String,
@@ -97,9 +108,51 @@ pub fn memory_module(driver: &str) -> Option<&'static str> {
 }
 
 fn port(root: &Root, dir: &str, number: String) -> Port {
-    let file = |name: &str| root.line(&format!("{dir}/ports/{number}/{name}")).unwrap_or_default();
+    let port = format!("{dir}/ports/{number}");
+    let file = |name: &str| root.line(&format!("{port}/{name}")).unwrap_or_default();
     // "4: ACTIVE"
-    let state = file("state");
-    let state = state.split_once(": ").map_or(state.as_str(), |(_, word)| word).to_owned();
-    Port { state, link_layer: file("link_layer"), rate: file("rate"), number }
+    let word = |name: &str| {
+        let line = file(name);
+        line.split_once(": ").map_or(line.as_str(), |(_, word)| word).to_owned()
+    };
+    Port {
+        state: word("state"),
+        link: word("phys_state"),
+        has_gid: has_gid(root, &port),
+        link_layer: file("link_layer"),
+        rate: file("rate"),
+        number,
+    }
+}
+
+/// A GID that is not set.
+pub const NO_GID: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
+
+/// Returns whether the port in a folder of sysfs has a GID that programs in this network namespace can connect by;
+/// `None` if that cannot be read, or does not matter, as with InfiniBand. Each GID of RoCE is an address of a network
+/// interface: a container without that one sees zeroes, or a GID of an interface that it does not have.
+pub fn has_gid(root: &Root, port: &str) -> Option<bool> {
+    const INTERFACES: &str = "/sys/class/net";
+    if root.line(&format!("{port}/link_layer"))? != "Ethernet" {
+        return None;
+    }
+    let is_here = |number: &str| {
+        let interface = root.line(&format!("{port}/gid_attrs/ndevs/{number}")).filter(|name| !name.is_empty());
+        interface.is_none_or(|name| root.exists(&format!("{INTERFACES}/{name}")) || root.names(INTERFACES).is_empty())
+    };
+    let mut found = None;
+    for number in root.names(&format!("{port}/gids")) {
+        let Some(gid) = root.line(&format!("{port}/gids/{number}")) else { continue };
+        if is_set(&gid) && is_here(&number) {
+            return Some(true);
+        }
+        found = Some(false);
+    }
+    found
+}
+
+/// Returns whether a GID has more than the prefix of link-local addresses.
+fn is_set(gid: &str) -> bool {
+    let own = gid.strip_prefix("fe80").unwrap_or(gid);
+    own.bytes().any(|byte| !matches!(byte, b'0' | b':'))
 }

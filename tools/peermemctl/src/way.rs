@@ -3,6 +3,7 @@
 //! GPU and a NIC.
 
 use crate::check::{Check, Kind, Level};
+use crate::doctor::devices::Giver;
 use crate::doctor::unload;
 use crate::facts;
 use crate::kernel::{self, REGISTERS_DMA_BUF};
@@ -210,15 +211,14 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
         return Judged::No(format!("GPU {} has no driver", gpu.address));
     }
     if machine.was_given_nic(nic) == Some(false) {
-        return Judged::No(format!("this container was not given {} (no node of it in /dev/infiniband)", nic.name));
+        return Judged::No(machine.not_given(&nic.name, "/dev/infiniband"));
     }
     match machine.was_given_gpu(gpu) {
-        Some(false) => {
-            return Judged::No(format!("this container was not given GPU {} (no node of it in /dev)", gpu.address))
-        }
+        Some(false) => return Judged::No(machine.not_given(&format!("GPU {}", gpu.address), "/dev")),
         None => {
             return Judged::Unknown(format!(
-                "this container was given some of the GPUs, and nothing tells whether GPU {} is one",
+                "this {} was given some of the GPUs, and nothing tells whether GPU {} is one",
+                Giver::of(machine).word(),
                 gpu.address
             ))
         }

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 283] = [
+static CASES: [Case; 323] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1199,7 +1199,7 @@ const CASES: [Case; 283] = [
         &["this machine has NVSwitches, and nv-fabricmanager does not run"],
         &["log.xid"],
     ),
-    case("public-no-nvlink", (0, 0), &["Usable"], &["nv-fabricmanager", "fix:"]),
+    case("public-no-nvlink", (0, 0), &["USABLE"], &["nv-fabricmanager", "fix:"]),
     // Of symbol versions.
     case(
         "public-other-versions",
@@ -1247,6 +1247,164 @@ const CASES: [Case; 283] = [
         (1, 0),
         &["its control groups are of a namespace of their own", "no file of a container raises it"],
         &["> /etc/security/limits.d", "log in again"],
+    ),
+    // Of nodes in /dev, and who gives them.
+    case(
+        "public-slurm-one-of-eight",
+        (0, 0),
+        &[
+            "this job may open what it was given of GPUs and NICs; its device cgroup forbids the others: /dev/nvidia1,",
+            "dma-buf: yes, 8 of 64 pairs",
+        ],
+        &["container", "fix:"],
+    ),
+    case(
+        "public-slurm-no-gpu",
+        (2, 1),
+        &["this job may use no GPU", "Begin with: ask for GPUs: --gpus=N or --gres=gpu:N"],
+        &["docker", "no RDMA device"],
+    ),
+    case("public-batch-no-gpu", (2, 1), &["this job may use no GPU", "PBS: -l select=1:ngpus=N"], &["docker", "Slurm gives"]),
+    case(
+        "public-service-device-policy",
+        (2, 1),
+        &[
+            "this service may use no GPU and no RDMA device",
+            "DeviceAllow=/dev/nvidia0 rw",
+            "DeviceAllow=/dev/infiniband/uverbs0 rw in inference.service",
+        ],
+        &["docker", "srun"],
+    ),
+    case(
+        "public-login-device-policy",
+        (2, 1),
+        &["this session may use no GPU", "DeviceAllow= for /dev/nvidia0 in a drop-in of user-.slice"],
+        &["docker"],
+    ),
+    case(
+        "public-container-one-of-eight",
+        (0, 0),
+        &["this container may open what it was given", "dma-buf: yes, 8 of 64 pairs"],
+        &["fix:"],
+    ),
+    case(
+        "public-container-lost-gpus",
+        (2, 1),
+        &["systemd took them away", "#48", "Begin with: start this container again", "nvidia.com/gpu=all"],
+        &["DeviceAllow", "none of the GPUs that the kernel shows"],
+    ),
+    case(
+        "public-pod-lost-gpus",
+        (2, 1),
+        &["systemd took them away", "Begin with: delete this pod", "cdi.enabled=true"],
+        &["docker run"],
+    ),
+    case(
+        "public-container-forbidden-nic",
+        (2, 1),
+        &["this container may use no RDMA device", "--device=/dev/infiniband"],
+        &["--gpus", "systemd took"],
+    ),
+    case(
+        "public-gpu-nodes-of-group",
+        (1, 0),
+        &["getent group 44", "usermod -aG", "DeviceFileGID"],
+        &["chmod", "a udev rule"],
+    ),
+    case("public-gpu-nodes-of-root", (1, 0), &["options nvidia NVreg_DeviceFileMode=0666"], &["fix: chmod", "usermod"]),
+    case("public-gpu-nodes-left-alone", (1, 0), &["chmod a+rw /dev/nvidia0", "ModifyDeviceFiles: 0"], &["usermod"]),
+    case("public-gpu-nodes-changed", (1, 0), &["nvidia-modprobe -c 0 -u as root gives them the mode 0666"], &["chmod"]),
+    case(
+        "public-gpu-nodes-of-group-in-container",
+        (1, 0),
+        &["--group-add 44", "supplementalGroups: [44]"],
+        &["chmod", "usermod"],
+    ),
+    case("public-uverbs-of-root", (1, 0), &["chmod a+rw /dev/infiniband/uverbs0", "udev rule"], &["DeviceFileMode"]),
+    case(
+        "public-selinux-container",
+        (1, 0),
+        &["SELinux has this process in container_t", "label=disable", "container_use_devices=1"],
+        &["chmod", "this user may not"],
+    ),
+    case("public-selinux-container-user", (1, 0), &["label=disable"], &["chmod", "usermod"]),
+    case("public-selinux-service", (1, 0), &["SELinux has this process in inference_t", "ausearch"], &["chmod", "docker"]),
+    case("public-container-without-uvm", (2, 1), &["this container has no /dev/nvidia-uvm", "--device=/dev/nvidia-uvm"], &[]),
+    case("public-container-with-uvm", (0, 0), &["USABLE"], &["nvidia-uvm:", "fix:"]),
+    // Of RoCE and its addresses.
+    case(
+        "public-roce-pod",
+        (1, 0),
+        &[
+            "mlx5_0 has no GID in this network namespace",
+            "Begin with: hostNetwork: true",
+            "NCCL: GPUDirect by default: no, because no NIC with an active port has a GID",
+        ],
+        &[": GPUDirect by default: yes", "--network=host", "ip link set"],
+    ),
+    case("public-roce-container", (1, 0), &["Begin with: start this container with --network=host"], &["hostNetwork"]),
+    case(
+        "public-roce-without-gid",
+        (1, 0),
+        &["mlx5_0 has no GID", "give it an address", "rdma link show mlx5_0/1"],
+        &["hostNetwork", ": GPUDirect by default: yes"],
+    ),
+    case("public-roce-interface-elsewhere", (1, 0), &["mlx5_0 has no GID", "hostNetwork: true"], &[]),
+    case("public-roce-macvlan", (0, 0), &["mlx5_0 has a GID", "NCCL: GPUDirect by default: yes"], &["fix:"]),
+    case("public-infiniband-zero-gid", (0, 0), &["NCCL: GPUDirect by default: yes"], &["GID"]),
+    case(
+        "public-roce-one-of-eight-in-pod",
+        (1, 0),
+        &["mlx5_0 has a GID", "mlx5_1 has no GID in this network namespace", "mlx5_0 has one"],
+        &["[fabric.gid] fix", "hostNetwork"],
+    ),
+    case("public-roce-one-without-gid", (1, 0), &["mlx5_3 has no GID", "mlx5_4 has a GID"], &["mlx5_2 has no GID"]),
+    // Of ports that are not active.
+    case("public-port-init", (1, 0), &["start a subnet manager", "the link is up"], &["plug in the cable"]),
+    case("public-port-init-vm", (1, 0), &["start a subnet manager"], &["ip link set"]),
+    case("public-port-polling", (1, 0), &["plug in the cable, or switch the port at its other end on"], &["subnet manager"]),
+    case("public-port-disabled", (1, 0), &["switch the port on: mlxlink -d mlx5_0"], &["plug in the cable", "subnet manager"]),
+    case("public-port-training", (1, 0), &["take another cable or transceiver"], &["subnet manager"]),
+    case("public-port-down-ethernet", (1, 0), &["ip link set ens3np0 up"], &["subnet manager"]),
+    // Of limits that are not Slurm's, or those of all.
+    case(
+        "public-memlock-adopted",
+        (1, 0),
+        &["pam_slurm_adopt put into a job: a shell: log in again", "srun --overlap"],
+        &["PropagateResourceLimitsExcept", "slurmd.service"],
+    ),
+    case(
+        "public-memlock-adopted-silent",
+        (1, 0),
+        &["pam_slurm_adopt", "echo '* - memlock unlimited'"],
+        &["PropagateResourceLimitsExcept"],
+    ),
+    case(
+        "public-memlock-line-of-user",
+        (1, 0),
+        &[
+            "'ubuntu - memlock 64' in /etc/security/limits.d/gpu.conf gives user ubuntu less",
+            "by 'ubuntu - memlock unlimited'",
+        ],
+        &["Slurm", "LimitMEMLOCK", "this process did not get that"],
+    ),
+    case(
+        "public-memlock-line-of-group",
+        (1, 0),
+        &["gives group users less", "replace '@users hard memlock 8192'"],
+        &["Slurm", "LimitMEMLOCK"],
+    ),
+    case(
+        "public-memlock-line-of-group-alone",
+        (1, 0),
+        &["replace '@users - memlock 8192'", "by '@users - memlock unlimited'"],
+        &["echo '*", "Slurm"],
+    ),
+    case(
+        "public-memlock-line-of-another",
+        (1, 0),
+        &["this process did not get that"],
+        &["oracle", "root - memlock"],
     ),
 ];
 
@@ -1317,6 +1475,12 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-memlock-crio", "crio.service"),
         ("public-memlock-podman", "podman run"),
         ("public-memlock-influxdb", "in their unit"),
+        ("public-memlock-adopted", "srun --overlap"),
+        ("public-memlock-line-of-group", "replace '@users hard memlock 8192'"),
+        ("public-roce-pod", "hostNetwork: true"),
+        ("public-roce-macvlan", "GPUDirect by default: yes"),
+        ("public-selinux-container", "label=disable"),
+        ("public-slurm-no-gpu", "--gpus=N"),
         ("public-ostree", "rpm-ostree install"),
         ("public-microos", "transactional-update pkg install"),
         ("public-api-mismatch", "was updated to 595.71.05"),

@@ -127,7 +127,7 @@ pub fn topo(machine: &Machine) -> Topo {
     for gpu in &mut gpus {
         let worth = |n: usize, nic: &Place| {
             let pair = pairs.iter().find(|pair| pair.gpu == gpu.address && pair.nic == nic.address)?;
-            let is_down = !machine.rdma.iter().any(|rdma| rdma.name == nic.name && rdma.is_active());
+            let is_down = !machine.rdma.iter().any(|rdma| rdma.name == nic.name && rdma.can_connect());
             Some((is_down, pair.distance, !pair.acs_redirects.is_empty(), given.get(n).copied()))
         };
         let best = nics.iter().enumerate().min_by_key(|(n, nic)| worth(*n, nic));

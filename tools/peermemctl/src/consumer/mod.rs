@@ -113,13 +113,14 @@ pub struct Verdict {
     pub set: Option<String>,
 }
 
-/// Returns each pair of a GPU and a NIC with an active port, which is what all programs look for.
-/// Leaves out software devices: with them the CPU moves every byte.
+/// Returns each pair of a GPU and a NIC with an active port, which is what all programs look for, and
+/// with a GID where the NIC needs one to connect by. Leaves out software devices: with them the CPU
+/// moves every byte.
 pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
     let mut pairings = Vec::new();
     for gpu in machine.gpus().into_iter().filter(|gpu| machine.was_given_gpu(gpu) != Some(false)) {
         let is_here = |device: &&RdmaDevice| !device.software && machine.was_given_nic(device) != Some(false);
-        let nics = machine.rdma.iter().filter(is_here).filter(|device| device.is_active());
+        let nics = machine.rdma.iter().filter(is_here).filter(|device| device.can_connect());
         let nics = nics.filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?)));
         let pairs: Vec<_> = nics.map(|(device, nic)| (device, nic, gpu.way_to(nic).distance)).collect();
         let nearest = pairs.iter().map(|(.., distance)| *distance).min();

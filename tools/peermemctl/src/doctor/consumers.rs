@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 10: what applications do with each GPU and its NIC, by their own rules.
 
+use super::devices::Giver;
 use crate::check::{Check, Kind, Level};
 use crate::consumer::{self, libfabric, nccl, nvshmem, ucx, Consumer, Does, Pairing, Refusal, Registers};
 use crate::environment::Environment;
@@ -155,22 +156,29 @@ fn without_pairs(
     }
     // Software devices are in no pair, and registered with all the same.
     let mut hardware = machine.rdma.iter().filter(|nic| !nic.software).peekable();
-    let by_software = machine.rdma.iter().any(|nic| nic.software && nic.is_active());
+    let by_software = machine.rdma.iter().any(|nic| nic.software && nic.can_connect());
     if hardware.peek().is_some() && !by_software {
         let gpus = machine.gpus();
         let none_given = !gpus.is_empty() && gpus.iter().all(|gpu| machine.was_given_gpu(gpu) == Some(false));
-        let active = hardware.clone().filter(|nic| nic.is_active());
+        let mut active = hardware.clone().filter(|nic| nic.is_active());
+        let word = Giver::of(machine).word();
         let is_foreign =
             active.clone().next().is_some() && active.clone().all(|nic| machine.was_given_nic(nic) == Some(false));
         let said = match (gpus.is_empty(), hardware.any(RdmaDevice::is_active)) {
-            (true, _) => "no, because there is no GPU",
-            _ if none_given => "no, because this container was given no GPU",
-            _ if is_foreign => "no, because this container was given none of the NICs whose ports are active",
-            (false, false) if machine.rdma.iter().all(|nic| nic.ports.is_empty()) => {
-                "unknown, the ports of its NICs cannot be read"
+            (true, _) => "no, because there is no GPU".to_owned(),
+            _ if none_given => format!("no, because this {word} was given no GPU"),
+            _ if is_foreign => {
+                format!("no, because this {word} was given none of the NICs whose ports are active")
             }
-            (false, false) => "no, because no port of a NIC is active",
-            (false, true) => "unknown, where its NICs are on the PCI bus cannot be read",
+            (false, false) if machine.rdma.iter().all(|nic| nic.ports.is_empty()) => {
+                "unknown, the ports of its NICs cannot be read".to_owned()
+            }
+            (false, false) => "no, because no port of a NIC is active".to_owned(),
+            // What [fabric.gid] says.
+            _ if !active.any(RdmaDevice::can_connect) => {
+                "no, because no NIC with an active port has a GID in this network namespace".to_owned()
+            }
+            (false, true) => "unknown, where its NICs are on the PCI bus cannot be read".to_owned(),
         };
         return Check::skip(consumer.id, format!("{name}: {said}"))
             .seen("/sys/bus/pci/devices, state of each port in /sys/class/infiniband");

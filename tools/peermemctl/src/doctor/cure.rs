@@ -20,7 +20,7 @@ pub enum Place {
     Hardware,
 }
 
-const HERE: [&str; 21] = [
+const HERE: [&str; 22] = [
     "gpus.bar1",
     "gpus.present",
     "fabric.rdma",
@@ -33,6 +33,7 @@ const HERE: [&str; 21] = [
     "gpus.shared",
     "gpus.nodes",
     "fabric.nodes",
+    "fabric.gid",
     "fabric.numa_balancing",
     "consumers.nccl",
     "consumers.gin",

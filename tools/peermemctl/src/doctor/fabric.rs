@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 8: the way between GPUs and NICs.
 
+use super::devices::Giver;
 use super::{hardware, module};
 use crate::check::{Check, Kind};
 use crate::facts;
 use crate::machine::Machine;
 use crate::module_file::Maker;
 use crate::pci::{self, Acs, Device, Distance, Iommu};
-use crate::rdma::RdmaDevice;
+use crate::rdma::{self, RdmaDevice};
 use crate::root::Missing;
 use crate::text;
 use crate::way;
@@ -36,9 +37,16 @@ fn nodes(machine: &Machine) -> Option<Check> {
     let of_use: Vec<&RdmaDevice> = machine.rdma.iter().filter(|nic| !nic.software).filter(may_reach).collect();
     if !of_use.is_empty() && of_use.iter().all(|nic| machine.was_given_nic(nic) == Some(false)) {
         let names = of_use.iter().map(|nic| nic.name.as_str()).collect::<Vec<_>>().join(", ");
-        let message = format!("this container was not given {names}, and no other NIC here takes GPU memory");
+        let giver = Giver::of(machine);
+        let message = format!("this {} was not given {names}, and no other NIC here takes GPU memory", giver.word());
         let seen = "/dev/infiniband, ibdev in /sys/class/infiniband_verbs/uverbs*";
-        return Some(Check::fail("fabric.nodes", message, CONTAINER).seen(seen));
+        let nodes =
+            of_use.iter().filter_map(|nic| Some(format!("/dev/infiniband/{}", rdma::node(machine.root, &nic.name)?)));
+        let fix = match machine.setting.container {
+            Some(_) => CONTAINER.to_owned(),
+            None => giver.gives_nics(&nodes.collect::<Vec<_>>().join(", ")),
+        };
+        return Some(Check::fail("fabric.nodes", message, fix).seen(seen));
     }
     let some = machine.root.names("/dev/infiniband").iter().any(|name| name.starts_with("uverbs"));
     (!some).then(|| {

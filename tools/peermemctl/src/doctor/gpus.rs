@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 7: what the GPUs offer, and how much of BAR1 is left.
 
+use super::devices;
 use crate::check::{Check, Kind, Level};
 use crate::facts;
 use crate::kernel;
@@ -344,7 +345,11 @@ fn fabric_manager(machine: &Machine) -> Option<Check> {
 fn nodes(machine: &Machine) -> Option<Check> {
     machine.driver.as_ref()?;
     let gpus = machine.gpus();
-    if machine.root.exists("/dev/nvidiactl") && gpus.iter().all(|gpu| machine.was_given_gpu(gpu) == Some(false)) {
+    let has_common = machine.root.exists("/dev/nvidiactl");
+    // Of nodes that may not be opened, [limits.devices] tells.
+    let is_forbidden = machine.forbidden.iter().any(|path| !devices::is_of_nic(path));
+    let none_given = gpus.iter().all(|gpu| machine.was_given_gpu(gpu) == Some(false));
+    if has_common && none_given && !is_forbidden {
         return Some(
             Check::fail(
                 "gpus.nodes",
@@ -354,7 +359,17 @@ fn nodes(machine: &Machine) -> Option<Check> {
             .seen("/dev/nvidia*, Device Minor in /proc/driver/nvidia/gpus/*/information"),
         );
     }
-    (!machine.root.exists("/dev/nvidiactl")).then(|| {
+    if has_common && !none_given && lacks_uvm(machine) {
+        return Some(
+            Check::fail(
+                "gpus.nodes",
+                "this container has no /dev/nvidia-uvm: cuInit() fails, and no program can use CUDA",
+                "start this container so that it gets all nodes of the GPU driver (docker: --gpus all, or --device=/dev/nvidia-uvm beside the others; Kubernetes: a limit of nvidia.com/gpu; LXD and Incus: nvidia.runtime=true); where there is none, on the host, not in this container: nvidia-modprobe -c 0 -u",
+            )
+            .seen("/dev/nvidia-uvm; nvidia_uvm in /proc/modules"),
+        );
+    }
+    (!has_common).then(|| {
         Check::fail(
             "gpus.nodes",
             "/dev/nvidiactl is missing: no program can use a GPU",
@@ -365,6 +380,12 @@ fn nodes(machine: &Machine) -> Option<Check> {
         )
         .seen("/dev/nvidiactl")
     })
+}
+
+/// Returns whether a container has nodes of GPUs, and not the one of the module by which CUDA maps memory.
+fn lacks_uvm(machine: &Machine) -> bool {
+    let is_loaded = machine.modules.contains_key("nvidia_uvm");
+    machine.setting.container.is_some() && is_loaded && !machine.root.exists("/dev/nvidia-uvm")
 }
 
 fn dma_buf(machine: &Machine) -> Check {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 1: the GPUs and NICs that are there, and whether their drivers have them.
 
+use super::devices::Giver;
 use super::load_refused::load_refused;
 use super::{driver, log, module};
 use crate::check::{Check, Kind};
@@ -20,6 +21,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
         [] => checks.push(no_device(machine)),
         devices => {
             checks.extend(devices.iter().map(|device| ports(machine, device)));
+            checks.extend(devices.iter().filter_map(|device| gids(machine, device)));
             checks.extend(without_device(machine));
             checks.extend(of_family(machine));
         }
@@ -284,8 +286,8 @@ fn not_started(machine: &Machine, gpu: &Device) -> Option<String> {
     if has_started || smi.is_some_and(|smi| smi.contains_key(&gpu.address)) {
         return None;
     }
-    // A container is shown those GPUs that it was given.
-    if smi.is_some_and(|smi| smi.is_empty()) && machine.setting.container.is_none() {
+    // A container or job is shown those GPUs that it was given.
+    if smi.is_some_and(|smi| smi.is_empty()) && machine.has_all_devices() {
         return Some("nvidia-smi -q names no GPU".to_owned());
     }
     let failed = |line: &&String| line.contains("RmInitAdapter failed") && line.contains(&gpu.address);
@@ -431,8 +433,8 @@ fn no_device(machine: &Machine) -> Check {
     Check::fail(ID, format!("{message} in this {}{what}", setting.what()), fix).seen(seen)
 }
 
-/// Returns why no GPU needs a NIC: each has one with an active port that is nearer or on the same card, or this is
-/// a virtual function beside NICs that are active.
+/// Returns why no GPU needs a NIC: each has one that programs may connect by and that is nearer or on the same card,
+/// or this is a virtual function beside such NICs.
 fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
     let address = |device: &RdmaDevice| device.pci.clone().filter(|_| !device.software);
     let own = address(device)?;
@@ -440,7 +442,7 @@ fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
     let active: Vec<&Device> = machine
         .rdma
         .iter()
-        .filter(|other| other.is_active() && other.name != device.name)
+        .filter(|other| other.can_connect() && other.name != device.name)
         .filter_map(|other| machine.pci(&address(other)?))
         .collect();
     if machine.root.exists(&format!("{}/{own}/physfn", pci::DEVICES)) {
@@ -498,14 +500,13 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
                 ID,
                 format!("{name}: no port is active: {what}"),
                 match &device.netdev {
+                    None if of_infiniband(device, "LinkUp") => by_link(machine, device),
                     _ if machine.setting.virtual_machine.is_some() => {
                         let netdev = device.netdev.as_deref().unwrap_or("its network interface");
                         format!("ip link set {netdev} up; if that does not do it, its link is the matter of the host of this virtual machine")
                     }
                     Some(netdev) => format!("ip link set {netdev} up; if that does not do it, plug in the cable"),
-                    None => {
-                        format!("ibstat {}; plug in the cable; InfiniBand needs a subnet manager as well", device.name)
-                    }
+                    None => by_link(machine, device),
                 },
             )
             .brief(format!(
@@ -517,4 +518,91 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
         ),
     };
     check.about(Kind::Nic, &device.name, many).seen(seen)
+}
+
+/// Returns whether the link of a port of InfiniBand does what a word says.
+fn of_infiniband(device: &RdmaDevice, link: &str) -> bool {
+    device.ports.iter().any(|port| port.link_layer == "InfiniBand" && port.link == link)
+}
+
+/// Returns what makes a port of a NIC active, by what its link does.
+fn by_link(machine: &Machine, device: &RdmaDevice) -> String {
+    let name = &device.name;
+    if of_infiniband(device, "LinkUp") {
+        return format!("start a subnet manager in this fabric, or see why it leaves this port out (sminfo -C {name}): the one of a switch, or opensm on one machine (systemctl enable --now opensm); the link is up");
+    }
+    if of_infiniband(device, "Disabled") || of_infiniband(device, "Sleep") {
+        return format!("switch the port on: mlxlink -d {name} --port_state UP, or ibportstate -C {name} -D 0 PORT enable; it is switched off, and no cable changes that");
+    }
+    if of_infiniband(device, "Polling") {
+        return format!(
+            "plug in the cable, or switch the port at its other end on (mlxlink -d {name} tells why there is no link)"
+        );
+    }
+    if of_infiniband(device, "PortConfigurationTraining") || of_infiniband(device, "LinkErrorRecovery") {
+        return format!("take another cable or transceiver: the link does not come up in full (mlxlink -d {name} -e tells its errors)");
+    }
+    match device.ports.iter().any(|port| port.link_layer == "InfiniBand") {
+        true => format!("ibstat {name}; plug in the cable; InfiniBand needs a subnet manager as well"),
+        false => {
+            let interface = interface(machine, device);
+            format!("ip link set {interface} up; if that does not do it, plug in the cable")
+        }
+    }
+}
+
+/// Says of a NIC with an active port whether it has a GID: without one programs register memory, and cannot
+/// connect (Mellanox/k8s-rdma-shared-dev-plugin#72, projectcalico/calico#8482).
+fn gids(machine: &Machine, device: &RdmaDevice) -> Option<Check> {
+    const ID: &str = "fabric.gid";
+    let is_told = device.ports.iter().any(|port| port.has_gid.is_some());
+    if !is_told || !device.is_active() || machine.was_given_nic(device) == Some(false) {
+        return None;
+    }
+    let name = &device.name;
+    let seen = format!("gids and gid_attrs/ndevs in /sys/class/infiniband/{name}/ports/*, /sys/class/net");
+    if device.can_connect() {
+        return Some(
+            Check::ok(ID, format!("{name} has a GID in this network namespace"))
+                .about(Kind::Nic, name, "have a GID in this network namespace")
+                .seen(seen),
+        );
+    }
+    let what = "has no GID in this network namespace: programs register memory with it, and cannot connect (\"Failed to modify QP to RTR\")";
+    let many = "have no GID in this network namespace: programs register memory with them, and cannot connect (\"Failed to modify QP to RTR\")";
+    let in_container = machine.setting.container.is_some();
+    // A container may be given the interface of one NIC, and the nodes of all.
+    let others = machine.rdma.iter().filter(|other| other.can_connect() && machine.was_given_nic(other) != Some(false));
+    let other = others.filter(|_| in_container).map(|other| format!("{} has one", other.name)).next();
+    let check = match other.or_else(|| spare(machine, device).map(str::to_owned)) {
+        Some(why) => Check::skip(ID, format!("{name} {what}; {why}")),
+        None => Check::warn(ID, format!("{name} {what}"), give_interface(machine, device))
+            .brief(format!("{name} has no GID")),
+    };
+    Some(check.about(Kind::Nic, name, many).seen(seen))
+}
+
+/// Returns the network interface of a NIC in this network namespace.
+fn own_interface(machine: &Machine, device: &RdmaDevice) -> Option<String> {
+    let own = machine.root.names(&format!("/sys/class/infiniband/{}/device/net", device.name)).into_iter().next();
+    own.or_else(|| device.netdev.clone())
+}
+
+/// Returns the name of that interface, or what tells it.
+fn interface(machine: &Machine, device: &RdmaDevice) -> String {
+    own_interface(machine, device).unwrap_or_else(|| format!("INTERFACE (rdma link show {}/1 names it)", device.name))
+}
+
+/// Returns what gives a port of RoCE a GID: each is an address of a network interface of that NIC.
+fn give_interface(machine: &Machine, device: &RdmaDevice) -> String {
+    let name = &device.name;
+    let is_here = own_interface(machine, device).is_some();
+    match Giver::of(machine) {
+        Giver::Pod if !is_here => format!("hostNetwork: true in the pod's specification, or a network interface of {name} for the pod: macvlan or host-device by Multus, or a virtual function by the SR-IOV and RDMA CNI"),
+        _ if !is_here && machine.setting.container.is_some() => format!("start this container with --network=host, or give it a network interface of {name} (a macvlan network of it)"),
+        _ => {
+            let elsewhere = if is_here { "" } else { "; if none is named, another network namespace has it (ip netns list, or a container)" };
+            format!("ip link set {} up, and give it an address{elsewhere}", interface(machine, device))
+        }
+    }
 }

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 9: locked memory, device nodes, what is loaded at boot, DKMS.
 
+use super::devices;
 use crate::check::Check;
 use crate::kernel;
 use crate::machine::{Machine, NAME, OFED_MODULE, OLD_MODULE};
 use crate::modprobe;
 use crate::module_file;
-use crate::root::{Forbidden, Root};
+use crate::root::Root;
 use crate::setting::{self, APPTAINER, NSPAWN, PODMAN, SERVICE_ACCOUNT};
 use crate::text;
 
 /// Bit of CAP_IPC_LOCK, which lifts the limit.
 const CAP_IPC_LOCK: u64 = 1 << 14;
+/// Bit of CAP_DAC_OVERRIDE, which no mode of a file binds.
+const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 /// A limit below this stops real applications.
 const ENOUGH: u64 = 64 << 30;
 
@@ -19,7 +22,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = pages(machine).into_iter().collect();
     checks.push(login(machine));
     checks.extend(processes(machine));
-    checks.extend(devices(machine.root));
+    checks.extend(devices::check(machine));
     checks.push(boot(machine));
     checks.extend(dkms(machine));
     checks
@@ -105,10 +108,24 @@ fn is_exempt(root: &Root, pid: &str) -> bool {
 
 /// Returns whether a process has CAP_IPC_LOCK, in whatever user namespace.
 fn has_capability(root: &Root, pid: &str) -> bool {
-    let status = root.text(&format!("/proc/{pid}/status")).unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    effective.is_some_and(|mask| mask & CAP_IPC_LOCK != 0)
+    capabilities(root, pid) & CAP_IPC_LOCK != 0
+}
+
+/// Returns the capabilities in effect of a process.
+fn capabilities(root: &Root, pid: &str) -> u64 {
+    let effective = of_status(root, pid, "CapEff:");
+    effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Returns what the kernel says of a process behind a word.
+fn of_status(root: &Root, pid: &str, word: &str) -> Option<String> {
+    let status = root.text(&format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix(word)).map(str::to_owned)
+}
+
+/// Returns whether no mode of a file binds this process.
+pub fn may_override_modes(root: &Root) -> bool {
+    has_initial_users(root, "self") && capabilities(root, "self") & CAP_DAC_OVERRIDE != 0
 }
 
 /// Returns whether a process is in the initial user namespace, as far as that can be read.
@@ -138,22 +155,25 @@ struct Configured {
     group: Option<String>,
     /// The line that gives users less, with its file, and how much that is in bytes.
     lowered: Option<(String, String, u64)>,
+    /// The line that gives a user or a group less than all get, and may be about this process.
+    own: Option<Limit>,
 }
 
 impl Configured {
     /// Returns what the files say in the form that a cure needs.
     fn files(&self) -> Files<'_> {
-        match (&self.allowed, &self.lowered, &self.group) {
-            (Some(_), _, Some(group)) => Files::Group(group),
-            (Some(_), ..) => Files::Allow,
-            (None, Some((line, file, _)), _) => Files::Lower(line, file),
-            (None, None, _) => Files::Silent,
+        match (&self.own, &self.allowed, &self.lowered, &self.group) {
+            (Some(own), ..) => Files::Own(own),
+            (_, Some(_), _, Some(group)) => Files::Group(group),
+            (_, Some(_), ..) => Files::Allow,
+            (_, None, Some((line, file, _)), _) => Files::Lower(line, file),
+            (_, None, None, _) => Files::Silent,
         }
     }
 }
 
-/// Reads the files as pam_limits(8) does: of the lines for the same users the last one counts. What systemd gives
-/// to services says nothing of a process in the session of a login.
+/// Reads the files as pam_limits(8) does: of the lines for the same users the last one counts, and that of a user
+/// or a group before that of all. What systemd gives to services says nothing of a process in the session of a login.
 fn by_configuration(root: &Root, pid: &str) -> Configured {
     let soft = limits_of_users(root, &["-", "soft"]);
     // A soft limit goes no further than the hard one.
@@ -170,7 +190,13 @@ fn by_configuration(root: &Root, pid: &str) -> Configured {
     let group = soft.iter().find_map(|limit| Some((group_of(limit)?, seen(limit)))).filter(|_| users_may.is_none());
     let group_may = group.clone().map(|(group, seen)| (format!("users of group {group} may lock all memory"), seen));
     let cgroup = root.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let is_login = has_component(&cgroup, SESSION);
+    let is_login = has_component(&cgroup, SESSION) || is_adopted(&cgroup);
+    let own: Vec<&Limit> =
+        soft.iter().chain(&hard).filter(|limit| is_low(limit) && may_be_of(root, pid, &limit.who)).collect();
+    let has = |own: &&&Limit| own.kib.and_then(|kib| kib.checked_mul(1024)) == limit(root, pid).flatten();
+    // The one whose limit this process has, or else any that may keep it from what all get.
+    let own = own.iter().find(has).or_else(|| own.first().filter(|_| users_may.is_some()));
+    let own = own.map(|limit| (*limit).clone());
     let services = || {
         let lines = configured(root, "/etc/systemd/system.conf", "/etc/systemd/system.conf.d").into_iter();
         let mut values = lines.filter_map(|(file, line)| {
@@ -182,7 +208,8 @@ fn by_configuration(root: &Root, pid: &str) -> Configured {
         let (file, _) = last.filter(|_| !is_login)?;
         Some(("services may lock all memory".to_owned(), format!("DefaultLimitMEMLOCK=infinity in {file}")))
     };
-    Configured { allowed: users_may.or(group_may).or_else(services), group: group.map(|(group, _)| group), lowered }
+    let allowed = users_may.or(group_may).or_else(services);
+    Configured { allowed, group: group.map(|(group, _)| group), lowered, own }
 }
 
 /// A limit of locked memory in a file of pam_limits.
@@ -194,6 +221,40 @@ struct Limit {
     kib: Option<u64>,
     line: String,
     file: String,
+}
+
+impl Limit {
+    /// Returns whom it binds, in words.
+    fn whom(&self) -> String {
+        self.who.strip_prefix('@').map_or_else(|| format!("user {}", self.who), |group| format!("group {group}"))
+    }
+}
+
+/// Returns whether a line for a user or a group may be about a process, as far as the files of users and groups
+/// tell. One of root is about root alone, and root is asked what others get.
+fn may_be_of(root: &Root, pid: &str, who: &str) -> bool {
+    // The last is about the number of logins.
+    if ["*", "root"].contains(&who) || who.starts_with('%') {
+        return false;
+    }
+    let numbers = |word: &str| {
+        let line = of_status(root, pid, word).unwrap_or_default();
+        line.split_ascii_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let named = |file: &str, number: &String| {
+        let text = root.text_once(file).ok()?;
+        let mut rows = text.lines().map(|row| row.split(':').collect::<Vec<_>>());
+        rows.find_map(|row| {
+            (row.get(2) == Some(&number.as_str())).then(|| row.first().map(|name| (*name).to_owned()))?
+        })
+    };
+    let (file, numbers, name) = match who.strip_prefix('@') {
+        Some(group) => ("/etc/group", [numbers("Groups:"), numbers("Gid:")].concat(), group),
+        None => ("/etc/passwd", numbers("Uid:"), who),
+    };
+    let names: Vec<Option<String>> = numbers.iter().map(|number| named(file, number)).collect();
+    let is_root = numbers.is_empty() || is_root_of(root, pid);
+    is_root || names.iter().any(|of| of.as_deref().is_none_or(|of| of == name))
 }
 
 /// Returns the limits of these types (`-`, `soft`, `hard`).
@@ -256,6 +317,15 @@ pub fn is_of_slurm(cgroup: &str) -> bool {
     cgroup.split(['/', '\n']).any(is_it)
 }
 
+/// What the control group of a session has that sshd made and pam_slurm_adopt put into a job: no limit of the job
+/// comes with that.
+pub const ADOPTED: &str = "slurm/step_extern";
+
+/// Returns whether a control group is that of such a session.
+pub fn is_adopted(cgroup: &str) -> bool {
+    is_of_slurm(cgroup) && cgroup.split(['/', '\n']).any(|folder| folder == "step_extern")
+}
+
 /// Judges by the limit that this process has. Files say what others get, or why this one did not get it.
 fn login(machine: &Machine) -> Check {
     const ID: &str = "limits.memlock";
@@ -283,7 +353,10 @@ fn login(machine: &Machine) -> Check {
         // Users get another limit where they log in, which the files tell.
         return match (allowed, lowered) {
             (Some((who, seen)), _) => {
-                Check::ok(ID, format!("no limit binds root; {who} by configuration")).seen(seen).seen(SEEN)
+                let less = configured.own.as_ref().map_or(String::new(), |own| {
+                    format!("; '{}' in {} gives {} less", own.line, own.file, own.whom())
+                });
+                Check::ok(ID, format!("no limit binds root; {who} by configuration{less}")).seen(seen).seen(SEEN)
             }
             (None, Some((line, file, limit))) => Check::warn(
                 ID,
@@ -306,7 +379,10 @@ fn login(machine: &Machine) -> Check {
     let here = format!("programs started from here may lock {bytes} only: {COUNTED}");
     let check = match allowed {
         Some((who, _)) => {
-            Check::warn(ID, format!("{here}; {who} by configuration, but this process did not get that"), cure())
+            let but = configured.own.as_ref().map_or("this process did not get that".to_owned(), |own| {
+                format!("'{}' in {} gives {} less, and counts before the line of all", own.line, own.file, own.whom())
+            });
+            Check::warn(ID, format!("{here}; {who} by configuration, but {but}"), cure())
         }
         None => {
             let why = match machine.setting.container.is_some() && is_root(root) {
@@ -327,10 +403,13 @@ fn login(machine: &Machine) -> Check {
 }
 
 /// Returns whether this process is root's.
-fn is_root(root: &Root) -> bool {
-    let status = root.text("/proc/self/status").unwrap_or_default();
-    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
-    uids.split_ascii_whitespace().nth(1) == Some("0")
+pub fn is_root(root: &Root) -> bool {
+    is_root_of(root, "self")
+}
+
+/// Returns whether a process is root's.
+fn is_root_of(root: &Root, pid: &str) -> bool {
+    of_status(root, pid, "Uid:").is_some_and(|uids| uids.split_ascii_whitespace().nth(1) == Some("0"))
 }
 
 /// The limit of locked memory that the files of a login set.
@@ -341,6 +420,30 @@ enum Files<'a> {
     Group(&'a str),
     /// The line that sets a limit, and its file.
     Lower(&'a str, &'a str),
+    /// The line of a user or group, which counts before that of all.
+    Own(&'a Limit),
+}
+
+impl Files<'_> {
+    /// Returns what raises the limit of a login.
+    fn login(&self) -> String {
+        match self {
+            Self::Allow => "a shell: log in again, through PAM (sshd: UsePAM yes)".to_owned(),
+            Self::Group(group) => format!(
+                "usermod -aG {group} USER where the user is not of that group, and log in again, through PAM (sshd: UsePAM yes)"
+            ),
+            Self::Silent => {
+                "echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf and log in again".to_owned()
+            }
+            Self::Lower(line, file) => format!(
+                "replace '{line}' in {file} by '* - memlock unlimited', as of such lines the last one counts, and log in again"
+            ),
+            Self::Own(own) => format!(
+                "replace '{}' in {} by '{} - memlock unlimited', as the line of a user counts before that of a group, and both before one of '*', and log in again",
+                own.line, own.file, own.who
+            ),
+        }
+    }
 }
 
 /// The meaning of the limit.
@@ -368,6 +471,9 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
             true => "no file of a container raises it, and no capability of a user namespace does. Kubernetes: hostUsers: true in the pod's specification, beside securityContext.capabilities.add: [\"IPC_LOCK\"]; or LimitMEMLOCK=infinity in the unit of the container runtime on the node (containerd.service, crio.service), then restart it and the pod".to_owned(),
             false => format!("no file of a container raises it. {KUBERNETES}"),
         };
+    }
+    if is_adopted(&cgroup) {
+        return format!("this session is sshd's, which pam_slurm_adopt put into a job: {}; or run it as a step of the job: srun --overlap --jobid=JOB", files.login());
     }
     if is_of_slurm(&cgroup) {
         return SLURM.to_owned();
@@ -421,16 +527,9 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
         };
     }
     match files {
-        Files::Allow => format!("{SLURM}; {SERVICE}; a shell: log in again, through PAM (sshd: UsePAM yes)"),
-        Files::Group(group) => format!(
-            "usermod -aG {group} USER where the user is not of that group, and log in again, through PAM (sshd: UsePAM yes); {SERVICE}; {SLURM}"
-        ),
-        Files::Silent => format!(
-            "echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf and log in again; {SERVICE}; {SLURM}"
-        ),
-        Files::Lower(line, file) => format!(
-            "replace '{line}' in {file} by '* - memlock unlimited', as of such lines the last one counts, and log in again; {SERVICE}; {SLURM}"
-        ),
+        Files::Allow => format!("{SLURM}; {SERVICE}; {}", files.login()),
+        Files::Own(_) => files.login(),
+        _ => format!("{}; {SERVICE}; {SLURM}", files.login()),
     }
 }
 
@@ -681,42 +780,6 @@ fn is_left(machine: &Machine, known: &Known) -> bool {
         && known.packages.iter().all(|package| is_older(package) && !was_built(package))
 }
 
-/// Returns the device nodes that a program opens to register GPU memory.
-pub fn device_nodes(root: &Root) -> Vec<String> {
-    let gpus = root.names("/dev").into_iter().filter(|name| match name.strip_prefix("nvidia") {
-        Some("ctl" | "-uvm") => true,
-        Some(number) => !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()),
-        None => false,
-    });
-    let gpus = gpus.map(|name| format!("/dev/{name}"));
-    let nics = root.names("/dev/infiniband").into_iter().filter(|name| name.starts_with("uverbs"));
-    gpus.chain(nics.map(|name| format!("/dev/infiniband/{name}"))).collect()
-}
-
-/// Checks for device nodes that are there and that this process, in its container, may not open.
-fn devices(root: &Root) -> Option<Check> {
-    const ID: &str = "limits.devices";
-    let all = device_nodes(root);
-    let of = |why: Forbidden| {
-        let closed = all.iter().filter(|path| root.forbidden(path) == Some(why));
-        closed.cloned().collect::<Vec<_>>().join(", ")
-    };
-    let (by_cgroup, by_mode) = (of(Forbidden::ByCgroup), of(Forbidden::ByMode));
-    if !by_cgroup.is_empty() {
-        let fix = "docker: --gpus all --device=/dev/infiniband; Kubernetes: ask for nvidia.com/gpu and for what the RDMA device plugin offers";
-        return Some(
-            Check::fail(ID, format!("the device cgroup of this container forbids {by_cgroup}"), fix)
-                .seen("access() says EPERM"),
-        );
-    }
-    if !by_mode.is_empty() {
-        let fix = format!("chmod a+rw {}; for good: a udev rule", by_mode.replace(',', ""));
-        return Some(Check::warn(ID, format!("this user may not open {by_mode}"), fix).seen("access() says EACCES"));
-    }
-    let seen = all.join(", ");
-    (!all.is_empty()).then(|| Check::ok(ID, "the device nodes of GPUs and NICs may be opened").seen(seen))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -747,8 +810,10 @@ mod tests {
             ("0::/system.slice/slurmd.service", true),
             ("5:memory:/slurm_node1/uid_1000", true),
             ("0::/system.slice/slurm-exporter.service", false),
+            ("0::/slurm/step_extern/", true),
         ] {
             assert_eq!(is_of_slurm(cgroup), wanted, "{cgroup}");
+            assert_eq!(is_adopted(cgroup), cgroup.contains("extern"), "{cgroup}");
         }
     }
 

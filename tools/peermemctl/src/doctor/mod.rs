@@ -6,6 +6,7 @@ mod cause;
 mod clients;
 mod consumers;
 mod cure;
+pub mod devices;
 mod driver;
 mod fabric;
 mod gpus;

@@ -2,11 +2,12 @@
 //! Records what this program looks at on a machine as one text file.
 //!
 //! Read-only. What is personal or not needed is left out on the way: serial numbers, MAC addresses
-//! and GUIDs are never read, of logs and configuration only the lines about GPUs and RDMA are kept,
+//! and GUIDs are not kept, of GIDs only whether a port has one, of logs and configuration only the lines about GPUs and RDMA are kept,
 //! of module files only .modinfo, the names that matter and who signed. tree.rs describes the
 //! format.
 
-use crate::doctor::limits::{device_nodes, DKMS};
+use crate::doctor::devices::device_nodes;
+use crate::doctor::limits::DKMS;
 use crate::kernel;
 use crate::log_words;
 use crate::machine::{NAME, PEERS, REGISTER};
@@ -26,6 +27,9 @@ pub fn record(root: &Root, about: &str) -> String {
     recorder.all();
     recorder.text
 }
+
+/// What a recording has in the place of the GIDs of a port: that of 192.0.2.1, which is nobody's address.
+const SOME_GID: &str = "0000:0000:0000:0000:0000:ffff:c000:0201";
 
 pub(super) struct Recorder<'a> {
     pub(super) root: &'a Root,
@@ -282,6 +286,11 @@ impl Recorder<'_> {
             for port in self.root.names(&format!("{real}/ports")) {
                 for file in ["state", "phys_state", "link_layer", "rate"] {
                     self.file(&format!("{real}/ports/{port}/{file}"));
+                }
+                // A GID has the address of an interface.
+                if let Some(has_gid) = rdma::has_gid(self.root, &format!("{real}/ports/{port}")) {
+                    let gid = if has_gid { SOME_GID } else { rdma::NO_GID };
+                    self.text(&format!("{real}/ports/{port}/gids/0"), &format!("{gid}\n"));
                 }
             }
         }

@@ -2,8 +2,9 @@
 //! Records what tells the kind of machine, and what loads the module at boot.
 
 use super::record::Recorder;
+use crate::doctor::devices::{selinux_type, CONTEXT};
 use crate::doctor::hardware::WSL;
-use crate::doctor::limits::{has_component, is_of_slurm, BATCH, SESSION};
+use crate::doctor::limits::{has_component, is_adopted, is_of_slurm, ADOPTED, BATCH, SESSION};
 use crate::environment::Environment;
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
@@ -35,6 +36,9 @@ impl Recorder<'_> {
             }
         }
         self.link(CGROUP_NAMESPACE);
+        if let Some(of) = selinux_type(self.root) {
+            self.text(CONTEXT, &format!("::{of}\n"));
+        }
         // The processor's maker, and whether a hypervisor says that it is there.
         let cpu = self.root.text("/proc/cpuinfo").unwrap_or_default();
         let words = |line: &str| ["vendor_id", "CPU implementer"].iter().any(|start| line.starts_with(start));
@@ -53,7 +57,8 @@ impl Recorder<'_> {
         let cgroup = self.root.text("/proc/self/cgroup").unwrap_or_default();
         // What is more particular comes first: Flux's jobs are in /system.slice, too.
         let batch = || BATCH.iter().map(|(word, _)| *word).find(|word| has_component(&cgroup, word));
-        let kind = Some("slurm").filter(|_| is_of_slurm(&cgroup)).or_else(batch).or_else(|| container_of(&cgroup));
+        let of_slurm = if is_adopted(&cgroup) { ADOPTED } else { "slurm" };
+        let kind = Some(of_slurm).filter(|_| is_of_slurm(&cgroup)).or_else(batch).or_else(|| container_of(&cgroup));
         let kind =
             kind.or_else(|| ["/user@", "/system.slice/", SESSION].into_iter().find(|word| cgroup.contains(word)));
         if let Some(kind) = kind {
