@@ -80,6 +80,37 @@ pub fn params(root: &Root) -> BTreeMap<String, String> {
         .collect()
 }
 
+/// Returns the value of an option of nvidia.ko. A word of RegistryDwords overrides the option of that name ("Option:
+/// RegistryDwords" in nv-reg.h).
+pub fn option(root: &Root, name: &str) -> Option<u64> {
+    let params = params(root);
+    let number = |value: &str| match value.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => value.parse().ok(),
+    };
+    let words = params.get("RegistryDwords").map_or("", |words| words.trim_matches('"'));
+    let of_word = words.split(';').rev().find_map(|word| word_of(word, name));
+    number(of_word.or_else(|| params.get(name).map(String::as_str))?)
+}
+
+/// Returns the value of a word `NAME=VALUE`, if it has that name.
+pub fn word_of<'a>(word: &'a str, name: &str) -> Option<&'a str> {
+    let (key, value) = word.split_once('=')?;
+    (key.trim() == name).then(|| value.trim())
+}
+
+/// Returns whether nvidia.ko was told to leave the GPU at `address` alone.
+pub fn is_excluded(root: &Root, address: &str) -> bool {
+    let text = root.text(&format!("/proc/driver/nvidia/gpus/{address}/information")).unwrap_or_default();
+    // The second is of old drivers.
+    let is_it = |line: &str| {
+        ["GPU Excluded:", "Blacklisted:"]
+            .iter()
+            .any(|key| line.strip_prefix(key).is_some_and(|value| value.trim() == "Yes"))
+    };
+    text.lines().any(is_it)
+}
+
 /// Returns NVIDIA's GPUs, and whatever else the driver drives.
 pub fn gpus(devices: &[Device]) -> Vec<&Device> {
     devices

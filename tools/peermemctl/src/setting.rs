@@ -296,7 +296,7 @@ impl Setting {
     /// Returns what brings back a GPU driver that a container brought.
     pub fn restart_driver(&self) -> String {
         format!(
-            "the modules of this node come from containers ({DRIVER_CONTAINER}): delete the pod of the GPU driver, which loads nvidia.ko again"
+            "the modules of this node come from containers ({DRIVER_CONTAINER}): delete the pod of the GPU driver, which loads nvidia.ko again; one that is loaded it leaves as it is, unless FORCE_REINSTALL=true is in the environment of the pod's k8s-driver-manager"
         )
     }
 
