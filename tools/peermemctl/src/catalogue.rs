@@ -16,7 +16,7 @@ const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entr
 }
 
 /// All checks, in the order of doctor's sections.
-pub const CHECKS: [Entry; 77] = [
+pub const CHECKS: [Entry; 79] = [
     entry(
         "setting.machine",
         "The kind of machine: architecture, virtual machine, container, where the kernel's modules come from.",
@@ -216,6 +216,16 @@ pub const CHECKS: [Entry; 77] = [
         "gpus.fabric",
         "Whether each GPU with NVSwitches is registered with the fabric of NVLink, by nvidia-smi.",
         "Until the fabric manager has done that, CUDA fails with error 802, \"system not yet initialized\", whatever way a program takes. GPUs before Hopper do not tell: there the fabric manager's process is looked for.",
+    ),
+    entry(
+        "gpus.context",
+        "Whether CUDA makes a context on each GPU that nvidia.ko has.",
+        "It does not on one that is excluded (NVreg_ExcludedGpus), has MIG on and no instance, or is in compute mode Prohibited, whatever way a program takes.",
+    ),
+    entry(
+        "gpus.recovery",
+        "Whether the GPU driver asks for a reset, a reboot or a drain after a fault of a GPU (GPU Recovery Action of nvidia-smi -q).",
+        "The kernel log that told of the fault may be gone, or not to be read.",
     ),
     entry(
         "gpus.nodes",

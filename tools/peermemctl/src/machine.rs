@@ -68,6 +68,28 @@ pub struct Machine<'a> {
     pub smi: Result<BTreeMap<String, Told>, Silent>,
 }
 
+/// The reason why CUDA makes no context on a GPU that nvidia.ko has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoContext {
+    /// A parameter has nvidia.ko leave it alone: no program can open it (nv_open_device in nv.c).
+    Excluded,
+    /// MIG is on, and no instance was made.
+    WithoutInstance,
+    /// Its compute mode forbids contexts.
+    Prohibited,
+}
+
+impl NoContext {
+    /// Returns what is so; the GPU's name goes before it.
+    pub fn what(self) -> &'static str {
+        match self {
+            Self::Excluded => "is excluded (NVreg_ExcludedGpus of nvidia.ko), so that no program can open it",
+            Self::WithoutInstance => "has MIG on and no instance that CUDA finds, so that no program can use it",
+            Self::Prohibited => "is in compute mode Prohibited, in which CUDA makes no context on it",
+        }
+    }
+}
+
 /// The loaded nvidia-peermem.
 pub struct Peermem {
     pub version: Option<String>,
@@ -162,6 +184,45 @@ impl<'a> Machine<'a> {
         let has_instances =
             || folder().is_some_and(|folder| self.root.names(&folder).iter().any(|name| name.starts_with("gi")));
         told == Some("Enabled") || has_instances()
+    }
+
+    /// Returns whether CUDA finds an instance of a GPU with MIG; `None` if nothing tells.
+    fn has_mig_device(&self, gpu: &Device) -> Option<bool> {
+        if self.told(gpu).is_some_and(|told| told.has_mig_device) || way::has_been_pinned(self, gpu) {
+            return Some(true);
+        }
+        let folder = nvidia::mig_folder(self.root, &gpu.address).filter(|folder| self.root.exists(folder))?;
+        // CUDA needs a compute instance in it. Older recordings have the folder alone.
+        let is_usable = |instance: &String| {
+            let inside = self.root.names(&format!("{folder}/{instance}"));
+            inside.is_empty() || inside.iter().any(|name| name.starts_with("ci"))
+        };
+        Some(self.root.names(&folder).iter().filter(|name| name.starts_with("gi")).any(is_usable))
+    }
+
+    /// Returns whether a GPU has MIG on, and nothing tells whether it has an instance.
+    pub fn may_lack_instance(&self, gpu: &Device) -> bool {
+        self.is_mig(gpu) && self.has_mig_device(gpu).is_none()
+    }
+
+    /// Returns what keeps CUDA from making a context on a GPU that nvidia.ko has.
+    pub fn no_context(&self, gpu: &Device) -> Option<NoContext> {
+        let mode = || self.told(gpu)?.compute_mode.as_deref();
+        if nvidia::is_excluded(self.root, &gpu.address) {
+            Some(NoContext::Excluded)
+        } else if self.is_mig(gpu) && self.has_mig_device(gpu) == Some(false) {
+            Some(NoContext::WithoutInstance)
+        } else {
+            (mode() == Some("Prohibited")).then_some(NoContext::Prohibited)
+        }
+    }
+
+    /// Returns whether this machine shares a GPU among virtual machines by vGPU, by nvidia-smi or by the module
+    /// that does so. The driver for that brings no CUDA (bigstack-oss/cubecos#312).
+    pub fn is_host_of_vgpus(&self, gpu: &Device) -> bool {
+        let mode = self.told(gpu).and_then(|told| told.virtualization.as_deref());
+        let is_it = mode.map_or_else(|| self.modules.contains_key("nvidia_vgpu_vfio"), |mode| mode.starts_with("Host"));
+        is_it && !way::has_been_pinned(self, gpu)
     }
 
     /// Returns why a NIC may not reach the memory of a GPU that computes confidentially, or may do so.

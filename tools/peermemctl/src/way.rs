@@ -233,6 +233,9 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     if let Some(state) = machine.waits_for_fabric(gpu) {
         return Judged::No(not_in_fabric(gpu, state));
     }
+    if let Some(none) = machine.no_context(gpu) {
+        return Judged::No(format!("GPU {} {}", gpu.address, none.what()));
+    }
     let nic_at = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software);
     if nic_at.is_some_and(|nic| nic.is_gone) {
         return Judged::No(format!("{} has fallen off the bus", nic.name));
@@ -282,6 +285,11 @@ fn not_told(machine: &Machine, gpu: &Device) -> Option<String> {
     if machine.is_vgpu(gpu) {
         return Some(format!(
             "GPU {address} is a vGPU: its profile and the host decide whether its memory may be pinned, and peermemctl selftest tries it"
+        ));
+    }
+    if machine.may_lack_instance(gpu) {
+        return Some(format!(
+            "GPU {address} has MIG on, and nothing tells whether it has an instance, without which CUDA does not find it: nvidia-smi -L lists those that there are"
         ));
     }
     let line = machine.unnamed_line(gpu)?;

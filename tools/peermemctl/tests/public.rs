@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 283] = [
+const CASES: [Case; 295] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1248,6 +1248,63 @@ const CASES: [Case; 283] = [
         &["its control groups are of a namespace of their own", "no file of a container raises it"],
         &["> /etc/security/limits.d", "log in again"],
     ),
+    case(
+        "public-gpu-recovery",
+        (1, 0),
+        &["GPU 0000:19:00.0 had a fault, after which the GPU driver asks for: Reset", "nvidia-smi -r -i N"],
+        &["fix: reboot"],
+    ),
+    case(
+        "public-gpu-recovery-reboot",
+        (1, 0),
+        &["asks for: Reboot", "reboot, as the driver asks for", "follows from: gpus.recovery"],
+        &["nvidia-smi -r"],
+    ),
+    case(
+        "public-gpu-recovery-550",
+        (1, 0),
+        &["asks for: Drain and Reset", "start nothing new on that GPU"],
+        &["fix: reboot"],
+    ),
+    case("public-gpu-recovery-none", (0, 0), &["USABLE"], &["gpus.recovery", "fix:"]),
+    case(
+        "public-gpu-excluded",
+        (2, 1),
+        &["GPU 0000:19:00.0 is excluded (NVreg_ExcludedGpus of nvidia.ko)", "take NVreg_ExcludedGpus out of"],
+        &["peer memory: yes", "dma-buf: yes", "could not be initialised", "nvidia-smi -r"],
+    ),
+    case(
+        "public-gpu-excluded-beside-others",
+        (0, 0),
+        &["GPU 0000:3b:00.0 is excluded (NVreg_ExcludedGpus of nvidia.ko)", "peer memory: yes, 56 of 64 pairs"],
+        &["fix:"],
+    ),
+    case(
+        "public-mig-empty",
+        (2, 1),
+        &["has MIG on and no instance that CUDA finds", "-cgi PROFILE -C"],
+        &["peer memory: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-mig-without-compute-instance",
+        (2, 1),
+        &["has MIG on and no instance that CUDA finds", "-cci, where it has a GPU instance"],
+        &["peer memory: yes", "dma-buf: yes"],
+    ),
+    case("public-mig-instance", (0, 0), &["MIG is on: each instance pins for itself"], &["gpus.context"]),
+    case("public-mig-instance-by-smi", (0, 0), &["MIG is on: each instance pins for itself"], &["gpus.context"]),
+    case(
+        "public-mig-unread",
+        (3, 2),
+        &["has MIG on, and nothing tells whether it has an instance", "nvidia-smi -L"],
+        &["peer memory: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-compute-prohibited",
+        (2, 1),
+        &["is in compute mode Prohibited", "nvidia-smi -i 0000:19:00.0 -c DEFAULT"],
+        &["peer memory: yes", "dma-buf: yes"],
+    ),
 ];
 
 #[test]
@@ -1319,6 +1376,13 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-memlock-influxdb", "in their unit"),
         ("public-ostree", "rpm-ostree install"),
         ("public-microos", "transactional-update pkg install"),
+        ("public-gpu-recovery", "asks for: Reset"),
+        ("public-gpu-recovery-550", "asks for: Drain and Reset"),
+        ("public-gpu-excluded", "is excluded"),
+        ("public-mig-empty", "no instance that CUDA finds"),
+        ("public-mig-without-compute-instance", "no instance that CUDA finds"),
+        ("public-mig-instance-by-smi", "USABLE"),
+        ("public-compute-prohibited", "-c DEFAULT"),
         ("public-api-mismatch", "was updated to 595.71.05"),
         ("public-stall-then-warning", "USABLE"),
         ("public-blacklist-overridden", "Begin with: modprobe nvidia-peermem"),

@@ -263,6 +263,9 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     if machine.waits_for_fabric(gpu).is_some() {
         return Some("what [gpus.fabric] says".to_owned());
     }
+    if machine.no_context(gpu).is_some() {
+        return Some("what [gpus.context] says of that GPU".to_owned());
+    }
     if setting::family_without_gpudirect(machine, pairing.nic).is_some() {
         return Some(BY_RDMA.to_owned());
     }

@@ -20,7 +20,7 @@ pub enum Place {
     Hardware,
 }
 
-const HERE: [&str; 21] = [
+const HERE: [&str; 22] = [
     "gpus.bar1",
     "gpus.present",
     "fabric.rdma",
@@ -31,6 +31,7 @@ const HERE: [&str; 21] = [
     "limits.devices",
     "limits.pages",
     "gpus.shared",
+    "gpus.context",
     "gpus.nodes",
     "fabric.nodes",
     "fabric.numa_balancing",
@@ -70,7 +71,7 @@ const MODULES: [&str; 25] = [
     "limits.dkms",
     "consumers.operator",
 ];
-const HOST: [&str; 25] = [
+const HOST: [&str; 26] = [
     "fabric.port",
     "module.shut",
     "module.taint",
@@ -83,6 +84,7 @@ const HOST: [&str; 25] = [
     "refusals.recent",
     "gpus.answers",
     "gpus.fabric",
+    "gpus.recovery",
     "gpus.override",
     "gpus.dma_buf",
     "fabric.iommu",

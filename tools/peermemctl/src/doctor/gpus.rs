@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 7: what the GPUs offer, and how much of BAR1 is left.
 
+use super::{log, unload};
 use crate::check::{Check, Kind, Level};
 use crate::facts;
 use crate::kernel;
-use crate::machine::Machine;
+use crate::machine::{Machine, NoContext};
 use crate::module_file::Maker;
 use crate::nvidia::{self, Fabric};
 use crate::pci::Device;
@@ -38,6 +39,8 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
         checks.extend(refused_parts(machine, gpu));
         checks.extend(coherent(machine, gpu));
         checks.extend(fabric(machine, gpu));
+        checks.extend(context(machine, gpu));
+        checks.extend(recovery(machine, gpu));
     }
     checks.extend(fabric_manager(machine));
     if !machine.gpus().is_empty() {
@@ -313,6 +316,54 @@ fn fabric(machine: &Machine, gpu: &Device) -> Option<Check> {
         ),
     };
     Some(check.about(Kind::Gpu, &gpu.address, many).seen(SEEN))
+}
+
+/// Finds GPUs on which CUDA makes no context. One that is left out on purpose is nothing to mend while there are
+/// others.
+fn context(machine: &Machine, gpu: &Device) -> Option<Check> {
+    const ID: &str = "gpus.context";
+    let none = machine.no_context(gpu)?;
+    let address = &gpu.address;
+    let others = machine.gpus().into_iter().any(|other| machine.no_context(other).is_none());
+    let (fix, seen) = match none {
+        NoContext::Excluded => (
+            format!(
+                "if that GPU is not left out for a fault: {}",
+                unload::take_out_parameter(machine, "NVreg_ExcludedGpus", "")
+            ),
+            "GPU Excluded in /proc/driver/nvidia/gpus/*/information",
+        ),
+        NoContext::WithoutInstance => (
+            match machine.setting.driver_container {
+                true => "give the node the label nvidia.com/mig.config with the instances that it shall have (all-disabled switches MIG off), by which the GPU Operator's MIG manager makes them".to_owned(),
+                false => machine.setting.on_host(&format!(
+                    "nvidia-smi mig -i {address} -lgip lists profiles; nvidia-smi mig -i {address} -cgi PROFILE -C makes an instance (-cci, where it has a GPU instance without a compute instance), which lasts until the GPU is reset; or switch MIG off: nvidia-smi -i {address} -mig 0"
+                )),
+            },
+            "MIG Mode of nvidia-smi -q, /proc/driver/nvidia/capabilities/gpu*/mig",
+        ),
+        NoContext::Prohibited => (
+            machine.setting.on_host(&format!("nvidia-smi -i {address} -c DEFAULT")),
+            "Compute Mode of nvidia-smi -q",
+        ),
+    };
+    let what = format!("GPU {address} {}", none.what());
+    let check = match none {
+        NoContext::Excluded if others => Check::skip(ID, what),
+        _ => Check::fail_unless(others, ID, what, fix),
+    };
+    Some(check.about(Kind::Gpu, address, format!("({}): each {}", machine.gpu_name(gpu), none.what())).seen(seen))
+}
+
+/// Finds GPUs that the GPU driver wants to be recovered after a fault: of that the kernel log may tell nothing more.
+fn recovery(machine: &Machine, gpu: &Device) -> Option<Check> {
+    let action = machine.told(gpu)?.recovery.as_deref()?;
+    let what = format!("had a fault, after which the GPU driver asks for: {action}");
+    Some(
+        Check::warn("gpus.recovery", format!("GPU {} {what}", gpu.address), log::recovery_cure(machine, action))
+            .about(Kind::Gpu, &gpu.address, what)
+            .seen("GPU Recovery Action (GPU Reset Status) of nvidia-smi -q"),
+    )
 }
 
 /// Looks for the fabric manager where the GPUs do not tell their state, which those before Hopper do not.

@@ -111,13 +111,22 @@ impl Recorder<'_> {
         }
         for gpu in self.root.names("/proc/driver/nvidia/gpus") {
             self.lines(&format!("/proc/driver/nvidia/gpus/{gpu}/information"), |line| {
-                line.starts_with("Model:") || line.starts_with("Device Minor:")
+                ["Model:", "Device Minor:", "GPU Excluded:"].iter().any(|key| line.starts_with(key))
             });
             if let Some(folder) = nvidia::mig_folder(self.root, &gpu) {
-                for name in self.root.names(&folder) {
-                    self.existence(&format!("{folder}/{name}"));
-                }
+                self.folder(&folder);
             }
+        }
+    }
+
+    /// Records what is in a folder, or the folder alone if it is empty.
+    fn folder(&mut self, path: &str) {
+        let names = self.root.names(path);
+        if names.is_empty() {
+            self.existence(path);
+        }
+        for name in names {
+            self.folder(&format!("{path}/{name}"));
         }
     }
 
