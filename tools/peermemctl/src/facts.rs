@@ -263,6 +263,16 @@ pub const OFED_API: Rule = rule(
     "core/Makefile of mlnx-ofa_kernel 25.10.1.7.1.1",
 );
 
+/// PCI device ids of Vera Rubin.
+pub const VERA_RUBIN_IDS: [u16; 2] = [0x3041, 0x307f];
+pub const VERA_RUBIN: Rule = rule(
+    "Vera Rubin",
+    None,
+    None,
+    "10de:3041 and 10de:307f are GPUs beside NVIDIA's processor Vera, and driver 580 is older than they are; whether the driver treats their memory as coherent (NVLink-C2C) is taken from nvidia-smi (GPU C2C Mode) alone",
+    "kubevirt/kubevirt#19070",
+);
+
 /// Families of Amazon's instances that have GPUs and EFAs, and hardware that lets no EFA reach GPU memory.
 /// Later ones are not known here.
 pub const EFA_WITHOUT_GPUDIRECT: [&str; 8] = ["g4dn", "g5", "g5g", "g6", "g6e", "gr6", "p3", "p3dn"];
@@ -327,7 +337,7 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 37] = [
+pub const ALL: [&Rule; 38] = [
     &DRIVER_TOO_OLD,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
@@ -361,6 +371,7 @@ pub const ALL: [&Rule; 37] = [
     &DEEPEP_NVSHMEM,
     &NCCL_FORCED_PCIE,
     &OFED_API,
+    &VERA_RUBIN,
     &EFA_FAMILIES,
     &EFA_NCCL,
     &EFA_UCX,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Everything that the verdicts need, read once.
 
+use crate::facts;
 use crate::kernel::{self, Loaded};
 use crate::module_file::{self, Maker, ModuleFile};
 use crate::nvidia::{self, Driver, Told};
@@ -308,9 +309,38 @@ impl<'a> Machine<'a> {
         self.devices.iter().any(|device| device.vendor == nvidia::NVIDIA && device.kind() == 0x0680)
     }
 
-    /// Returns whether a GPU has a coherent link to its processor.
+    /// Returns whether a GPU has a coherent link to its processor, by the root port above it or by nvidia-smi.
     pub fn has_c2c(&self, gpu: &Device) -> bool {
-        gpu.way.iter().filter_map(|part| self.pci(part)).any(Device::is_grace_port)
+        let told = self.told(gpu).and_then(|told| told.c2c.as_deref());
+        told == Some("Enabled") || gpu.way.iter().filter_map(|part| self.pci(part)).any(Device::is_grace_port)
+    }
+
+    /// Returns whether a GPU may have such a link all the same: it is a Vera Rubin, or a board whose name no list
+    /// has, below a processor of NVIDIA's that is not known here.
+    pub fn may_have_c2c(&self, gpu: &Device) -> bool {
+        let told = self.told(gpu).and_then(|told| told.c2c.as_deref());
+        let is_rubin = facts::VERA_RUBIN_IDS.contains(&gpu.device);
+        let is_board = gpu.has_known_name() && !is_rubin || gpu.vendor != nvidia::NVIDIA;
+        if is_board || self.setting.tegra || told == Some("Disabled") || self.has_c2c(gpu) {
+            return false;
+        }
+        let port = gpu.way.iter().find_map(|part| self.pci(part));
+        let cpu = || self.root.text("/proc/cpuinfo").unwrap_or_default();
+        let is_of_nvidia =
+            || cpu().lines().any(|line| line.starts_with("CPU implementer") && line.ends_with("0x4e")) || is_rubin;
+        let is_x86 = self.setting.architecture.as_deref() == Some("x86_64");
+        port.is_some_and(|port| port.vendor == nvidia::NVIDIA) || !is_x86 && is_of_nvidia()
+    }
+
+    /// Returns whether driver 580 knows each GPU here, as far as names tell: later GPUs are in no list that it is
+    /// known by.
+    pub fn is_known_to_580(&self) -> bool {
+        const FAMILIES: [&str; 4] = ["Blackwell", "B300", "GB10", "RTX PRO"];
+        let is_known = |gpu: &&Device| {
+            let name = self.gpu_name(gpu);
+            gpu.has_known_name() || FAMILIES.iter().any(|family| name.contains(family))
+        };
+        self.gpus().iter().all(|gpu| is_known(gpu) && !facts::VERA_RUBIN_IDS.contains(&gpu.device))
     }
 
     /// Returns whether the kernel has a symbol, or `None` if nobody can tell.

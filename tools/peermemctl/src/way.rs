@@ -541,11 +541,14 @@ fn dma_buf(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
 }
 
 /// Returns whether the GPU driver takes a GPU's memory for the CPU's, too; `None` in a virtual machine
-/// that shows no root port of Grace and may have one all the same.
+/// that shows no root port of Grace and may have one all the same, and below a processor that is not known.
 fn is_coherent(machine: &Machine, gpu: &Device) -> Option<bool> {
     let name = machine.gpu_name(gpu);
     if machine.has_c2c(gpu) || ["GH200", "GB200", "GB300"].iter().any(|board| name.contains(board)) {
         return Some(true);
+    }
+    if machine.may_have_c2c(gpu) {
+        return None;
     }
     let setting = &machine.setting;
     let is_x86 = setting.architecture.as_deref() == Some("x86_64");

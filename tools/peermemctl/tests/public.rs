@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 295] = [
+const CASES: [Case; 298] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1305,6 +1305,24 @@ const CASES: [Case; 295] = [
         &["is in compute mode Prohibited", "nvidia-smi -i 0000:19:00.0 -c DEFAULT"],
         &["peer memory: yes", "dma-buf: yes"],
     ),
+    case(
+        "public-vera-rubin",
+        (3, 2),
+        &["Begin with: boot a kernel with pages of 4 KiB", "whether a coherent link to the CPU (NVLink-C2C)"],
+        &["driver 580", "put a NIC into a slot", "set NCCL_NET_GDR_LEVEL=PHB:", "has no coherent link"],
+    ),
+    case(
+        "public-vera-rubin-named",
+        (1, 0),
+        &["NCCL: GPUDirect by default: unknown", "boot a kernel with pages of 4 KiB"],
+        &["driver 580", "put a NIC into a slot", "set NCCL_NET_GDR_LEVEL=PHB:", "has no coherent link"],
+    ),
+    case(
+        "public-vera-rubin-c2c",
+        (1, 0),
+        &["its memory is coherent (NVLink-C2C)", "NCCL: GPUDirect by default: yes"],
+        &["driver 580", "put a NIC into a slot"],
+    ),
 ];
 
 #[test]
@@ -1383,6 +1401,7 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-mig-without-compute-instance", "no instance that CUDA finds"),
         ("public-mig-instance-by-smi", "USABLE"),
         ("public-compute-prohibited", "-c DEFAULT"),
+        ("public-vera-rubin-c2c", "coherent memory (NVLink-C2C)"),
         ("public-api-mismatch", "was updated to 595.71.05"),
         ("public-stall-then-warning", "USABLE"),
         ("public-blacklist-overridden", "Begin with: modprobe nvidia-peermem"),

@@ -91,6 +91,8 @@ pub struct Pairing<'a> {
     pub c2c: bool,
     /// Whether the GPU has such a link, wherever the NIC hangs.
     pub has_link: bool,
+    /// Whether the GPU may have such a link to that processor, and nothing tells.
+    pub may_be_c2c: bool,
     /// Whether no other NIC is nearer to the GPU.
     pub nearest: bool,
 }
@@ -129,6 +131,7 @@ pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
             distance,
             has_link: machine.has_c2c(gpu),
             c2c: machine.has_c2c(gpu) && gpu.numa.is_some() && gpu.numa == at.numa,
+            may_be_c2c: machine.may_have_c2c(gpu) && gpu.numa == at.numa,
             nearest: nearest == Some(distance),
         }));
     }

@@ -120,6 +120,10 @@ fn ways(machine: &Machine) -> Vec<Check> {
                 Check::ok(ID, format!("{what}, by the coherent link (NVLink-C2C) that it has to the CPU")),
                 format!("have a NIC at the CPU that they have a coherent link to (NVLink-C2C, {text})"),
             ),
+            Distance::Node if machine.may_have_c2c(gpu) => (
+                Check::skip(ID, format!("{what}; whether a coherent link to the CPU (NVLink-C2C) makes that near is not known of this GPU")),
+                format!("have no NIC nearer than {text}; whether a coherent link to the CPU (NVLink-C2C) makes that near is not known of these GPUs"),
+            ),
             distance if hardware::nearer_without_device(machine, gpu, distance).is_some() => (
                 Check::skip(ID, format!("{what}; a nearer one has no RDMA device here, which [fabric.rdma] names")),
                 format!("have a nearer NIC ({text}) than that, which has no RDMA device here and is named by [fabric.rdma]"),

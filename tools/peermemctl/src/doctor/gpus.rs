@@ -264,7 +264,7 @@ fn coherent(machine: &Machine, gpu: &Device) -> Option<Check> {
             "have coherent memory (NVLink-C2C); NICs reach it through the CPU, whose PCIe has no ATS",
         ),
     }
-    .seen("root ports of Grace above it in /sys/bus/pci/devices"))
+    .seen("root ports of Grace above it in /sys/bus/pci/devices, or GPU C2C Mode of nvidia-smi -q"))
 }
 
 /// Returns what has the GPUs registered with the fabric of NVLink.
