@@ -365,7 +365,7 @@ pub const CHECKS: [Entry; 79] = [
     entry(
         "ways.refused",
         "Whether the GPU driver refused dma-bufs, and whether it exports addresses that a NIC cannot use.",
-        "Programs prefer dma-buf, and do not try another way when it fails later. Up to R580 NVreg_GrdmaPciTopoCheckOverride=1 has the driver accept every pair.",
+        "Programs prefer dma-buf, and do not try another way when it fails later. Where the driver has NVreg_GrdmaPciTopoCheckOverride, as up to R580, 1 has it accept every pair.",
     ),
     entry(
         "consumers.nccl",

@@ -67,8 +67,8 @@ pub const TOPOLOGY_OVERRIDE: Rule = rule(
     "nvidia.ko",
     None,
     Some("595"),
-    "NVreg_GrdmaPciTopoCheckOverride=1 has the driver accept pairs that its check of the PCI topology refuses",
-    "kernel-open/nvidia/nv-pci.c and nv-dmabuf.c of open-gpu-kernel-modules 580 and 595.45.04",
+    "NVreg_GrdmaPciTopoCheckOverride=1 has the driver accept pairs that its check of the PCI topology refuses; a later driver has it, too, where /proc/driver/nvidia/params lists it, and RegistryDwords sets it where the driver has it",
+    "kernel-open/nvidia/nv-pci.c and nv-dmabuf.c of open-gpu-kernel-modules 580 and 595.45.04; modinfo of 595.71.05 in a public report; Option: RegistryDwords in nv-reg.h",
 );
 pub const TOPOLOGY_DENIED: Rule = rule(
     "nvidia.ko",

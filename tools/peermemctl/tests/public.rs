@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 298] = [
+const CASES: [Case; 304] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -509,7 +509,7 @@ const CASES: [Case; 298] = [
     case(
         "public-dma-buf-refused",
         (2, 1),
-        &["refused to attach a dma-buf (524", "have no parameter for it", "dma-buf: no"],
+        &["refused to attach a dma-buf (524", "has no parameter for it", "dma-buf: no"],
         &["write options nvidia NVreg_GrdmaPciTopoCheckOverride=1", "GPUDirect by default: yes"],
     ),
     case(
@@ -1249,6 +1249,35 @@ const CASES: [Case; 298] = [
         &["> /etc/security/limits.d", "log in again"],
     ),
     case(
+        "public-override-word-595",
+        (2, 1),
+        &[
+            "dma-buf: no",
+            "driver 595.45.04 has no parameter for it, and what RegistryDwords says of it nobody reads",
+            "below the same switch",
+        ],
+        &["write options nvidia", "GPUDirect by default: yes"],
+    ),
+    case("public-override-word-580", (0, 0), &["dma-buf, forced PCIe: yes"], &["refused to attach", "fix:"]),
+    case(
+        "public-override-refused",
+        (2, 1),
+        &["dma-buf: no", "NVreg_GrdmaPciTopoCheckOverride=1 is set, and the driver refuses all the same"],
+        &["write options nvidia", "GPUDirect by default: yes"],
+    ),
+    case(
+        "public-override-listed-595",
+        (1, 0),
+        &["write options nvidia NVreg_GrdmaPciTopoCheckOverride=1", "forced PCIe: no"],
+        &["has no parameter", "before 595"],
+    ),
+    case(
+        "public-override-word-not-loaded",
+        (1, 0),
+        &["/etc/modprobe.d/nvidia-p2p.conf has NVreg_GrdmaPciTopoCheckOverride=1, and the loaded nvidia.ko does not"],
+        &["write options nvidia"],
+    ),
+    case(
         "public-gpu-recovery",
         (1, 0),
         &["GPU 0000:19:00.0 had a fault, after which the GPU driver asks for: Reset", "nvidia-smi -r -i N"],
@@ -1322,6 +1351,15 @@ const CASES: [Case; 298] = [
         (1, 0),
         &["its memory is coherent (NVLink-C2C)", "NCCL: GPUDirect by default: yes"],
         &["driver 580", "put a NIC into a slot"],
+    ),
+    case(
+        "public-topology-denied-operator",
+        (2, 1),
+        &[
+            "take NVreg_GrdmaPciTopoCheckOverride=2 out of nvidia.conf of the driver's ConfigMap, give that ConfigMap another name",
+            "FORCE_REINSTALL=true",
+        ],
+        &["/etc/modprobe.d", "rmmod"],
     ),
 ];
 
