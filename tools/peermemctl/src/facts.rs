@@ -102,6 +102,13 @@ pub const DMA_BUF_IOMMU_OLD: Rule = rule(
 );
 pub const DMA_BUF_IOMMU_OLD_DRIVER: Rule =
     rule("nvidia.ko", None, Some("560"), "the drivers of the rule before", DMA_BUF_IOMMU_OLD.source);
+pub const PEERS_UNMAPPED: Rule = rule(
+    "nvidia.ko",
+    None,
+    None,
+    "with NVreg_DmaRemapPeerMmio=0 it maps GPU memory for no IOMMU: behind one that translates a NIC cannot use the addresses of a dma-buf, nor those that a module gets of nvidia.ko, but for this project's, which maps by itself",
+    "nv_dma_use_map_resource in kernel-open/nvidia/nv-dma.c and nv-reg.h of 550.163.01",
+);
 pub const UNTRANSLATED: Rule = rule(
     "Linux",
     Some("6.12"),
@@ -337,7 +344,7 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 38] = [
+pub const ALL: [&Rule; 39] = [
     &DRIVER_TOO_OLD,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
@@ -351,6 +358,7 @@ pub const ALL: [&Rule; 38] = [
     &DMA_BUF_IOMMU_DRIVER,
     &DMA_BUF_IOMMU_OLD,
     &DMA_BUF_IOMMU_OLD_DRIVER,
+    &PEERS_UNMAPPED,
     &UNTRANSLATED,
     &CORE_DMA_BUF,
     &IBGDA_BY_GPU,

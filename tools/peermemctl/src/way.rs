@@ -8,6 +8,7 @@ use crate::facts;
 use crate::kernel::{self, REGISTERS_DMA_BUF};
 use crate::machine::{Machine, OLD_MODULE, REGISTER};
 use crate::modprobe;
+use crate::module_file::Maker;
 use crate::nvidia::{self, Flavour};
 use crate::pci::{Device, Distance, Iommu};
 use crate::rdma::RdmaDevice;
@@ -354,6 +355,12 @@ fn peer_memory(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     if let Some(why) = refuses_pins(machine, gpu) {
         return Judged::No(why);
     }
+    if maps_for_no_iommu(machine, nic) {
+        return Judged::No(format!(
+            "the IOMMU translates for {}, and the loaded module hands out addresses that the NIC cannot use",
+            nic.name
+        ));
+    }
     let asks = match (nic_asks_peers(machine, nic), vendor(nic)) {
         // The core has registered the module, and the drivers of these came with it.
         (Judged::Unknown(_), Vendor::Mellanox | Vendor::Broadcom) => Judged::Yes(String::new()),
@@ -576,8 +583,24 @@ fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
     }
 }
 
-/// Judges whether the NIC can use the addresses that the GPU driver exports: on new kernels the
-/// open driver exports addresses that a translating IOMMU does not know.
+/// Returns whether peer memory has addresses that a NIC cannot use: an IOMMU translates for it, and the loaded
+/// module takes addresses of nvidia.ko that no IOMMU knows ([`facts::UNTRANSLATED`], [`facts::PEERS_UNMAPPED`]).
+pub fn maps_for_no_iommu(machine: &Machine, nic: &RdmaDevice) -> bool {
+    let is_nvidias = machine.loaded.as_ref().is_some_and(|loaded| loaded.maker == Maker::Nvidia);
+    let is_new = facts::UNTRANSLATED.holds(machine.release.as_deref().unwrap_or_default()) == Some(true);
+    let unmapped = peers_unmapped(machine);
+    let by_driver = is_nvidias && (is_new || unmapped) || machine.old_module_serves() && unmapped;
+    let at = nic.pci.as_deref().and_then(|address| machine.pci(address));
+    by_driver && at.is_some_and(|device| device.iommu == Iommu::Translating)
+}
+
+/// Returns whether nvidia.ko is told to map GPU memory for no IOMMU ([`facts::PEERS_UNMAPPED`]).
+pub fn peers_unmapped(machine: &Machine) -> bool {
+    nvidia::option(machine.root, "DmaRemapPeerMmio") == Some(0)
+}
+
+/// Judges whether a NIC can use the addresses that the open driver exports: a translating IOMMU does not know
+/// those of new kernels, nor those of a driver that is told not to map.
 pub fn untranslated(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     let fine = Judged::Yes(String::new());
     // Memory with a `struct page` is mapped as the CPU's is.
@@ -587,21 +610,39 @@ pub fn untranslated(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged
     let Some(device) = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software) else {
         return fine;
     };
+    let unmapped = peers_unmapped(machine);
+    if unmapped && device.iommu == Iommu::Unknown {
+        return Judged::Unknown(format!(
+            "NVreg_DmaRemapPeerMmio is 0, and whether the IOMMU translates for {} cannot be read",
+            nic.name
+        ));
+    }
+    if device.iommu != Iommu::Translating {
+        return fine;
+    }
     let release = machine.release.as_deref().unwrap_or_default();
     // A driver without a known version counts as a new one.
     let is_new = facts::DMA_BUF_IOMMU_DRIVER.holds(version(machine)) != Some(false);
     let is_old = facts::DMA_BUF_IOMMU_OLD_DRIVER.holds(version(machine)) == Some(true);
-    for (rule, is_of_driver) in [(&facts::DMA_BUF_IOMMU, is_new), (&facts::DMA_BUF_IOMMU_OLD, is_old)] {
-        if device.iommu == Iommu::Translating && is_of_driver && rule.holds(release) == Some(true) {
-            return Judged::No(format!(
-                "the IOMMU translates for {}, and on Linux {} and later the open nvidia.ko exports addresses that the NIC cannot use ({})",
-                nic.name,
-                rule.from.unwrap_or_default(),
-                rule.source
-            ));
-        }
+    let rules = [(&facts::DMA_BUF_IOMMU, is_new), (&facts::DMA_BUF_IOMMU_OLD, is_old)];
+    let of_kernel = rules.into_iter().find(|(rule, of_driver)| *of_driver && rule.holds(release) == Some(true));
+    let why = match of_kernel {
+        _ if unmapped => format!(
+            "the IOMMU translates for {}, and NVreg_DmaRemapPeerMmio is 0, with which the open nvidia.ko exports addresses that the NIC cannot use",
+            nic.name
+        ),
+        Some((rule, _)) => format!(
+            "the IOMMU translates for {}, and on Linux {} and later the open nvidia.ko exports addresses that the NIC cannot use ({})",
+            nic.name,
+            rule.from.unwrap_or_default(),
+            rule.source
+        ),
+        None => return fine,
+    };
+    match machine.may_have_c2c(gpu) {
+        true => Judged::Unknown(format!("{why}, unless its memory is coherent, which nothing tells here")),
+        false => Judged::No(why),
     }
-    fine
 }
 
 /// Returns whether a GPU is or may be coherent with a CPU.

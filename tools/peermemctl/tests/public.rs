@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 304] = [
+const CASES: [Case; 307] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1278,6 +1278,25 @@ const CASES: [Case; 304] = [
         &["write options nvidia"],
     ),
     case(
+        "public-remap-off",
+        (2, 1),
+        &[
+            "NVIDIA's module hands the NIC untranslated addresses with NVreg_DmaRemapPeerMmio=0",
+            "take NVreg_DmaRemapPeerMmio=0 out of /etc/modprobe.d",
+            "iommu=pt",
+            "dma-buf: no, because the IOMMU translates for mlx5_0, and NVreg_DmaRemapPeerMmio is 0",
+            "peer memory: no",
+        ],
+        &["GPUDirect by default: yes"],
+    ),
+    case(
+        "public-remap-off-own-module",
+        (1, 0),
+        &["peer memory: yes", "dma-buf: no", "take nvidia.NVreg_DmaRemapPeerMmio=0 off the kernel command line"],
+        &["out of /etc/modprobe.d"],
+    ),
+    case("public-remap-off-identity", (1, 0), &["dma-buf: yes", "peer memory: yes"], &["DmaRemapPeerMmio", "iommu=pt"]),
+    case(
         "public-gpu-recovery",
         (1, 0),
         &["GPU 0000:19:00.0 had a fault, after which the GPU driver asks for: Reset", "nvidia-smi -r -i N"],
@@ -1432,6 +1451,7 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-memlock-influxdb", "in their unit"),
         ("public-ostree", "rpm-ostree install"),
         ("public-microos", "transactional-update pkg install"),
+        ("public-remap-off-own-module", "off the kernel command line"),
         ("public-gpu-recovery", "asks for: Reset"),
         ("public-gpu-recovery-550", "asks for: Drain and Reset"),
         ("public-gpu-excluded", "is excluded"),

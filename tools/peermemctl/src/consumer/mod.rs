@@ -32,10 +32,13 @@ const BY_RDMA: &str = "what [fabric.rdma] says";
 /// The cures if a GPU or a NIC itself is the cause.
 const BY_GPU: &str = "what [gpus.present] says of that GPU";
 const BY_PORT: &str = "what [fabric.port] says of that NIC";
+/// The cure if the loaded module has no IOMMU know its addresses.
+const BY_IOMMU: &str = "what [fabric.iommu] says";
 
 /// Returns the check whose cure is that of a program.
 pub fn cured_by(fix: &str) -> Option<&'static str> {
-    let all = [(BY_RDMA, "fabric.rdma"), (BY_GPU, "gpus.present"), (BY_PORT, "fabric.port")];
+    let all =
+        [(BY_RDMA, "fabric.rdma"), (BY_GPU, "gpus.present"), (BY_PORT, "fabric.port"), (BY_IOMMU, "fabric.iommu")];
     all.into_iter().find(|(cure, _)| *cure == fix).map(|(_, id)| id)
 }
 
@@ -279,6 +282,9 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     let nic = pairing.nic.pci.as_deref().and_then(|address| machine.pci(address));
     if nic.is_some_and(|nic| nic.is_gone) {
         return Some(BY_PORT.to_owned());
+    }
+    if way == Way::PeerMemory && way::maps_for_no_iommu(machine, pairing.nic) {
+        return Some(BY_IOMMU.to_owned());
     }
     if way == Way::DmaBufPcie {
         return Some(way::topology_cure(machine));

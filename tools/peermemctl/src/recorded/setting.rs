@@ -154,7 +154,8 @@ impl Recorder<'_> {
             }
         }
         let words = self.root.line(modprobe::COMMAND_LINE).unwrap_or_default();
-        let lists: Vec<&str> = words.split_ascii_whitespace().filter(|word| modprobe::is_list_of(word, NAME)).collect();
+        let is_kept = |word: &&str| modprobe::is_list_of(word, NAME) || word.starts_with("nvidia.NVreg_");
+        let lists: Vec<&str> = words.split_ascii_whitespace().filter(is_kept).collect();
         if !lists.is_empty() {
             self.text(modprobe::COMMAND_LINE, &format!("{}\n", lists.join(" ")));
         }
