@@ -288,6 +288,11 @@ fn not_told(machine: &Machine, gpu: &Device) -> Option<String> {
             "GPU {address} is a vGPU: its profile and the host decide whether its memory may be pinned, and peermemctl selftest tries it"
         ));
     }
+    if machine.is_host_of_vgpus(gpu) {
+        return Some(format!(
+            "GPU {address} is shared among virtual machines by this host's vGPU driver, which brings no CUDA for the host: run this in the virtual machines"
+        ));
+    }
     if machine.may_lack_instance(gpu) {
         return Some(format!(
             "GPU {address} has MIG on, and nothing tells whether it has an instance, without which CUDA does not find it: nvidia-smi -L lists those that there are"

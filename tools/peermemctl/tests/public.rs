@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 307] = [
+const CASES: [Case; 309] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1346,6 +1346,18 @@ const CASES: [Case; 307] = [
         (3, 2),
         &["has MIG on, and nothing tells whether it has an instance", "nvidia-smi -L"],
         &["peer memory: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-vgpu-host",
+        (3, 2),
+        &["vGPU driver, which brings no CUDA for the host", "run this in the virtual machines"],
+        &["peer memory: yes", "dma-buf: yes", "GPUDirect by default: yes"],
+    ),
+    case(
+        "public-vgpu-host-module",
+        (3, 2),
+        &["vGPU driver, which brings no CUDA for the host"],
+        &["peer memory: yes", "dma-buf: yes", "GPUDirect by default: yes"],
     ),
     case(
         "public-compute-prohibited",

@@ -192,6 +192,14 @@ fn judged(machine: &Machine, gpu: &Device, total: u64, used: u64, pinned: Option
 /// Reports whether this machine has the GPU as a whole. This check only names that the machine has
 /// a part of it; a refusal tells what the part cannot do.
 fn shared(machine: &Machine, gpu: &Device) -> Option<Check> {
+    if machine.is_host_of_vgpus(gpu) {
+        let what = "shared among virtual machines by this host's vGPU driver, which brings no CUDA for the host: run peermemctl in the virtual machines";
+        return Some(
+            Check::skip("gpus.shared", format!("GPU {} is {what}", gpu.address))
+                .about(Kind::Gpu, &gpu.address, format!("are {what}"))
+                .seen("GPU Virtualization Mode of nvidia-smi -q, nvidia_vgpu_vfio in /proc/modules"),
+        );
+    }
     let told = machine.smi.as_ref().ok()?.get(&gpu.address)?;
     let mig = match told.mig.as_deref()? {
         "Enabled" => "MIG is on: each instance pins for itself",
@@ -201,6 +209,7 @@ fn shared(machine: &Machine, gpu: &Device) -> Option<Check> {
         "None" => "not virtualized",
         "Pass-Through" => "passed through to this VM as a whole",
         "VGPU" => "a vGPU: whether it may be pinned is its profile's and the host's choice",
+        // Such memory was pinned here all the same.
         _ => "a host's, shared among VMs",
     };
     let what = format!("GPU {} is {whole}; {mig}", gpu.address);
