@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 309] = [
+const CASES: [Case; 315] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1392,6 +1392,37 @@ const CASES: [Case; 309] = [
         ],
         &["/etc/modprobe.d", "rmmod"],
     ),
+    case(
+        "public-bootc",
+        (1, 0),
+        &["this system of bootc is not changed in place", "Containerfile", "bootc upgrade"],
+        &["make install", "rpm-ostree install"],
+    ),
+    case(
+        "public-rhel-ai",
+        (1, 0),
+        &["RHEL AI is not changed in place", "Containerfile", "bootc upgrade"],
+        &["make install", "rpm-ostree install"],
+    ),
+    case(
+        "public-leap-micro",
+        (1, 0),
+        &["openSUSE Leap Micro is not changed in place", "transactional-update pkg install"],
+        &["make install"],
+    ),
+    case(
+        "public-sle-micro-rancher",
+        (1, 0),
+        &["SLE Micro for Rancher is an image that is not changed in place", "have the image bring the module"],
+        &["make install", "transactional-update"],
+    ),
+    case(
+        "public-transactional",
+        (1, 0),
+        &["this system of transactional-update is not changed in place", "transactional-update pkg install"],
+        &["make install"],
+    ),
+    case("public-transactional-writable", (1, 0), &["make install"], &["transactional-update"]),
 ];
 
 #[test]
@@ -1463,6 +1494,9 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-memlock-influxdb", "in their unit"),
         ("public-ostree", "rpm-ostree install"),
         ("public-microos", "transactional-update pkg install"),
+        ("public-bootc", "bootc upgrade"),
+        ("public-transactional", "transactional-update pkg install"),
+        ("public-transactional-writable", "make install"),
         ("public-remap-off-own-module", "off the kernel command line"),
         ("public-gpu-recovery", "asks for: Reset"),
         ("public-gpu-recovery-550", "asks for: Drain and Reset"),

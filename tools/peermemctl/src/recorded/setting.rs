@@ -9,8 +9,9 @@ use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia;
 use crate::setting::{
-    container_of, Setting, APPTAINER, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY, NSPAWN, OSTREE_BOOTED,
-    OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG, XEN,
+    container_of, root_options, Setting, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY,
+    MOUNTS, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
+    TRANSACTIONAL_UPDATE, XEN,
 };
 use crate::topology_file;
 
@@ -73,9 +74,16 @@ impl Recorder<'_> {
             CONFIDENTIAL_NODES[1],
             OSTREE_BOOTED,
             RPM_OSTREE,
+            BOOTC_PROGRAM,
+            TRANSACTIONAL_UPDATE,
             SYSTEMD,
         ] {
             self.existence(path);
+        }
+        // The names of devices may be those of hosts.
+        if let Some(options) = root_options(self.root).filter(|_| self.root.exists(TRANSACTIONAL_UPDATE)) {
+            let kind = if options.split(',').any(|option| option == "ro") { "ro" } else { "rw" };
+            self.text(MOUNTS, &format!("root / none {kind} 0 0\n"));
         }
         if self.root.exists(DRIVER_READY) {
             self.lines(DRIVER_READY, |line| line.starts_with("IS_HOST_DRIVER="));
