@@ -16,7 +16,7 @@ const fn entry(id: &'static str, looks: &'static str, why: &'static str) -> Entr
 }
 
 /// All checks, in the order of doctor's sections.
-pub const CHECKS: [Entry; 78] = [
+pub const CHECKS: [Entry; 80] = [
     entry(
         "setting.machine",
         "The kind of machine: architecture, virtual machine, container, where the kernel's modules come from.",
@@ -223,6 +223,16 @@ pub const CHECKS: [Entry; 78] = [
         "Until the fabric manager has done that, CUDA fails with error 802, \"system not yet initialized\", whatever way a program takes. GPUs before Hopper do not tell: there the fabric manager's process is looked for.",
     ),
     entry(
+        "gpus.context",
+        "Whether CUDA makes a context on each GPU that nvidia.ko has.",
+        "It does not on one that is excluded (NVreg_ExcludedGpus), has MIG on and no instance, or is in compute mode Prohibited, whatever way a program takes.",
+    ),
+    entry(
+        "gpus.recovery",
+        "Whether the GPU driver asks for a reset, a reboot or a drain after a fault of a GPU (GPU Recovery Action of nvidia-smi -q).",
+        "The kernel log that told of the fault may be gone, or not to be read.",
+    ),
+    entry(
         "gpus.nodes",
         "Whether /dev/nvidiactl exists, and in a container /dev/nvidia-uvm.",
         "CUDA opens both; a container without the first has no GPU.",
@@ -360,7 +370,7 @@ pub const CHECKS: [Entry; 78] = [
     entry(
         "ways.refused",
         "Whether the GPU driver refused dma-bufs, and whether it exports addresses that a NIC cannot use.",
-        "Programs prefer dma-buf, and do not try another way when it fails later. Up to R580 NVreg_GrdmaPciTopoCheckOverride=1 has the driver accept every pair.",
+        "Programs prefer dma-buf, and do not try another way when it fails later. Where the driver has NVreg_GrdmaPciTopoCheckOverride, as up to R580, 1 has it accept every pair.",
     ),
     entry(
         "consumers.nccl",

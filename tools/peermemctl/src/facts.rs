@@ -67,8 +67,8 @@ pub const TOPOLOGY_OVERRIDE: Rule = rule(
     "nvidia.ko",
     None,
     Some("595"),
-    "NVreg_GrdmaPciTopoCheckOverride=1 has the driver accept pairs that its check of the PCI topology refuses",
-    "kernel-open/nvidia/nv-pci.c and nv-dmabuf.c of open-gpu-kernel-modules 580 and 595.45.04",
+    "NVreg_GrdmaPciTopoCheckOverride=1 has the driver accept pairs that its check of the PCI topology refuses; a later driver has it, too, where /proc/driver/nvidia/params lists it, and RegistryDwords sets it where the driver has it",
+    "kernel-open/nvidia/nv-pci.c and nv-dmabuf.c of open-gpu-kernel-modules 580 and 595.45.04; modinfo of 595.71.05 in a public report; Option: RegistryDwords in nv-reg.h",
 );
 pub const TOPOLOGY_DENIED: Rule = rule(
     "nvidia.ko",
@@ -102,6 +102,13 @@ pub const DMA_BUF_IOMMU_OLD: Rule = rule(
 );
 pub const DMA_BUF_IOMMU_OLD_DRIVER: Rule =
     rule("nvidia.ko", None, Some("560"), "the drivers of the rule before", DMA_BUF_IOMMU_OLD.source);
+pub const PEERS_UNMAPPED: Rule = rule(
+    "nvidia.ko",
+    None,
+    None,
+    "with NVreg_DmaRemapPeerMmio=0 it maps GPU memory for no IOMMU: behind one that translates a NIC cannot use the addresses of a dma-buf, nor those that a module gets of nvidia.ko, but for this project's, which maps by itself",
+    "nv_dma_use_map_resource in kernel-open/nvidia/nv-dma.c and nv-reg.h of 550.163.01",
+);
 pub const UNTRANSLATED: Rule = rule(
     "Linux",
     Some("6.12"),
@@ -263,6 +270,16 @@ pub const OFED_API: Rule = rule(
     "core/Makefile of mlnx-ofa_kernel 25.10.1.7.1.1",
 );
 
+/// PCI device ids of Vera Rubin.
+pub const VERA_RUBIN_IDS: [u16; 2] = [0x3041, 0x307f];
+pub const VERA_RUBIN: Rule = rule(
+    "Vera Rubin",
+    None,
+    None,
+    "10de:3041 and 10de:307f are GPUs beside NVIDIA's processor Vera, and driver 580 is older than they are; whether the driver treats their memory as coherent (NVLink-C2C) is taken from nvidia-smi (GPU C2C Mode) alone",
+    "kubevirt/kubevirt#19070",
+);
+
 /// Families of Amazon's instances that have GPUs and EFAs, and hardware that lets no EFA reach GPU memory.
 /// Later ones are not known here.
 pub const EFA_WITHOUT_GPUDIRECT: [&str; 8] = ["g4dn", "g5", "g5g", "g6", "g6e", "gr6", "p3", "p3dn"];
@@ -327,7 +344,7 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 37] = [
+pub const ALL: [&Rule; 39] = [
     &DRIVER_TOO_OLD,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
@@ -341,6 +358,7 @@ pub const ALL: [&Rule; 37] = [
     &DMA_BUF_IOMMU_DRIVER,
     &DMA_BUF_IOMMU_OLD,
     &DMA_BUF_IOMMU_OLD_DRIVER,
+    &PEERS_UNMAPPED,
     &UNTRANSLATED,
     &CORE_DMA_BUF,
     &IBGDA_BY_GPU,
@@ -361,6 +379,7 @@ pub const ALL: [&Rule; 37] = [
     &DEEPEP_NVSHMEM,
     &NCCL_FORCED_PCIE,
     &OFED_API,
+    &VERA_RUBIN,
     &EFA_FAMILIES,
     &EFA_NCCL,
     &EFA_UCX,

@@ -2,6 +2,7 @@
 //! Everything that the verdicts need, read once.
 
 use crate::doctor::devices::{self, Giver};
+use crate::facts;
 use crate::kernel::{self, Loaded};
 use crate::module_file::{self, Maker, ModuleFile};
 use crate::nvidia::{self, Driver, Told};
@@ -69,6 +70,28 @@ pub struct Machine<'a> {
     pub forbidden: Vec<String>,
     /// The facts that nvidia-smi tells of each GPU; [`Machine::ask_tools`] fills them in.
     pub smi: Result<BTreeMap<String, Told>, Silent>,
+}
+
+/// The reason why CUDA makes no context on a GPU that nvidia.ko has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoContext {
+    /// A parameter has nvidia.ko leave it alone: no program can open it (nv_open_device in nv.c).
+    Excluded,
+    /// MIG is on, and no instance was made.
+    WithoutInstance,
+    /// Its compute mode forbids contexts.
+    Prohibited,
+}
+
+impl NoContext {
+    /// Returns what is so; the GPU's name goes before it.
+    pub fn what(self) -> &'static str {
+        match self {
+            Self::Excluded => "is excluded (NVreg_ExcludedGpus of nvidia.ko), so that no program can open it",
+            Self::WithoutInstance => "has MIG on and no instance that CUDA finds, so that no program can use it",
+            Self::Prohibited => "is in compute mode Prohibited, in which CUDA makes no context on it",
+        }
+    }
 }
 
 /// The loaded nvidia-peermem.
@@ -168,6 +191,45 @@ impl<'a> Machine<'a> {
         let has_instances =
             || folder().is_some_and(|folder| self.root.names(&folder).iter().any(|name| name.starts_with("gi")));
         told == Some("Enabled") || has_instances()
+    }
+
+    /// Returns whether CUDA finds an instance of a GPU with MIG; `None` if nothing tells.
+    fn has_mig_device(&self, gpu: &Device) -> Option<bool> {
+        if self.told(gpu).is_some_and(|told| told.has_mig_device) || way::has_been_pinned(self, gpu) {
+            return Some(true);
+        }
+        let folder = nvidia::mig_folder(self.root, &gpu.address).filter(|folder| self.root.exists(folder))?;
+        // CUDA needs a compute instance in it. Older recordings have the folder alone.
+        let is_usable = |instance: &String| {
+            let inside = self.root.names(&format!("{folder}/{instance}"));
+            inside.is_empty() || inside.iter().any(|name| name.starts_with("ci"))
+        };
+        Some(self.root.names(&folder).iter().filter(|name| name.starts_with("gi")).any(is_usable))
+    }
+
+    /// Returns whether a GPU has MIG on, and nothing tells whether it has an instance.
+    pub fn may_lack_instance(&self, gpu: &Device) -> bool {
+        self.is_mig(gpu) && self.has_mig_device(gpu).is_none()
+    }
+
+    /// Returns what keeps CUDA from making a context on a GPU that nvidia.ko has.
+    pub fn no_context(&self, gpu: &Device) -> Option<NoContext> {
+        let mode = || self.told(gpu)?.compute_mode.as_deref();
+        if nvidia::is_excluded(self.root, &gpu.address) {
+            Some(NoContext::Excluded)
+        } else if self.is_mig(gpu) && self.has_mig_device(gpu) == Some(false) {
+            Some(NoContext::WithoutInstance)
+        } else {
+            (mode() == Some("Prohibited")).then_some(NoContext::Prohibited)
+        }
+    }
+
+    /// Returns whether this machine shares a GPU among virtual machines by vGPU, by nvidia-smi or by the module
+    /// that does so. The driver for that brings no CUDA (bigstack-oss/cubecos#312).
+    pub fn is_host_of_vgpus(&self, gpu: &Device) -> bool {
+        let mode = self.told(gpu).and_then(|told| told.virtualization.as_deref());
+        let is_it = mode.map_or_else(|| self.modules.contains_key("nvidia_vgpu_vfio"), |mode| mode.starts_with("Host"));
+        is_it && !way::has_been_pinned(self, gpu)
     }
 
     /// Returns why a NIC may not reach the memory of a GPU that computes confidentially, or may do so.
@@ -274,9 +336,38 @@ impl<'a> Machine<'a> {
         self.devices.iter().any(|device| device.vendor == nvidia::NVIDIA && device.kind() == 0x0680)
     }
 
-    /// Returns whether a GPU has a coherent link to its processor.
+    /// Returns whether a GPU has a coherent link to its processor, by the root port above it or by nvidia-smi.
     pub fn has_c2c(&self, gpu: &Device) -> bool {
-        gpu.way.iter().filter_map(|part| self.pci(part)).any(Device::is_grace_port)
+        let told = self.told(gpu).and_then(|told| told.c2c.as_deref());
+        told == Some("Enabled") || gpu.way.iter().filter_map(|part| self.pci(part)).any(Device::is_grace_port)
+    }
+
+    /// Returns whether a GPU may have such a link all the same: it is a Vera Rubin, or a board whose name no list
+    /// has, below a processor of NVIDIA's that is not known here.
+    pub fn may_have_c2c(&self, gpu: &Device) -> bool {
+        let told = self.told(gpu).and_then(|told| told.c2c.as_deref());
+        let is_rubin = facts::VERA_RUBIN_IDS.contains(&gpu.device);
+        let is_board = gpu.has_known_name() && !is_rubin || gpu.vendor != nvidia::NVIDIA;
+        if is_board || self.setting.tegra || told == Some("Disabled") || self.has_c2c(gpu) {
+            return false;
+        }
+        let port = gpu.way.iter().find_map(|part| self.pci(part));
+        let cpu = || self.root.text("/proc/cpuinfo").unwrap_or_default();
+        let is_of_nvidia =
+            || cpu().lines().any(|line| line.starts_with("CPU implementer") && line.ends_with("0x4e")) || is_rubin;
+        let is_x86 = self.setting.architecture.as_deref() == Some("x86_64");
+        port.is_some_and(|port| port.vendor == nvidia::NVIDIA) || !is_x86 && is_of_nvidia()
+    }
+
+    /// Returns whether driver 580 knows each GPU here, as far as names tell: later GPUs are in no list that it is
+    /// known by.
+    pub fn is_known_to_580(&self) -> bool {
+        const FAMILIES: [&str; 4] = ["Blackwell", "B300", "GB10", "RTX PRO"];
+        let is_known = |gpu: &&Device| {
+            let name = self.gpu_name(gpu);
+            gpu.has_known_name() || FAMILIES.iter().any(|family| name.contains(family))
+        };
+        self.gpus().iter().all(|gpu| is_known(gpu) && !facts::VERA_RUBIN_IDS.contains(&gpu.device))
     }
 
     /// Returns whether the kernel has a symbol, or `None` if nobody can tell.

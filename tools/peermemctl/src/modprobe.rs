@@ -139,6 +139,12 @@ fn by_kernel(root: &Root, module: &str) -> Option<Line> {
     is_in_it.then(|| Line { file: COMMAND_LINE.to_owned(), text: last.to_owned() })
 }
 
+/// Returns whether the kernel was booted with a parameter, whatever its value.
+pub fn is_on_command_line(root: &Root, parameter: &str) -> bool {
+    let words = root.line(COMMAND_LINE).unwrap_or_default();
+    words.split_ascii_whitespace().any(|word| word.split('=').next() == Some(parameter))
+}
+
 /// The way in which a module is kept from being loaded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Block {

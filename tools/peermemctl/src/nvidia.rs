@@ -80,6 +80,37 @@ pub fn params(root: &Root) -> BTreeMap<String, String> {
         .collect()
 }
 
+/// Returns the value of an option of nvidia.ko. A word of RegistryDwords overrides the option of that name ("Option:
+/// RegistryDwords" in nv-reg.h).
+pub fn option(root: &Root, name: &str) -> Option<u64> {
+    let params = params(root);
+    let number = |value: &str| match value.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => value.parse().ok(),
+    };
+    let words = params.get("RegistryDwords").map_or("", |words| words.trim_matches('"'));
+    let of_word = words.split(';').rev().find_map(|word| word_of(word, name));
+    number(of_word.or_else(|| params.get(name).map(String::as_str))?)
+}
+
+/// Returns the value of a word `NAME=VALUE`, if it has that name.
+pub fn word_of<'a>(word: &'a str, name: &str) -> Option<&'a str> {
+    let (key, value) = word.split_once('=')?;
+    (key.trim() == name).then(|| value.trim())
+}
+
+/// Returns whether nvidia.ko was told to leave the GPU at `address` alone.
+pub fn is_excluded(root: &Root, address: &str) -> bool {
+    let text = root.text(&format!("/proc/driver/nvidia/gpus/{address}/information")).unwrap_or_default();
+    // The second is of old drivers.
+    let is_it = |line: &str| {
+        ["GPU Excluded:", "Blacklisted:"]
+            .iter()
+            .any(|key| line.strip_prefix(key).is_some_and(|value| value.trim() == "Yes"))
+    };
+    text.lines().any(is_it)
+}
+
 /// Returns NVIDIA's GPUs, and whatever else the driver drives.
 pub fn gpus(devices: &[Device]) -> Vec<&Device> {
     devices
@@ -102,6 +133,18 @@ pub fn has_open_modules(gpu: &Device) -> bool {
     gpu.vendor != NVIDIA || gpu.device >= 0x1e00
 }
 
+/// The lines of nvidia-smi -q that stand in no block, or in one of which nothing else is looked at.
+pub const LINES: [&str; 8] = [
+    "Compute Mode",
+    "Compute Instance ID",
+    "Drain and Reset Recommended",
+    "GPU C2C Mode",
+    "GPU Instance ID",
+    "GPU Recovery Action",
+    "MIG Device",
+    "Reset Required",
+];
+
 /// The block of nvidia-smi -q that tells how much memory of a GPU is protected.
 pub const PROTECTED: &str = "Conf Compute Protected Memory Usage";
 
@@ -121,6 +164,14 @@ pub struct Told {
     pub bar1: Option<Bar1>,
     /// `Enabled`, `Disabled` or `N/A`.
     pub mig: Option<String>,
+    /// Whether it has an instance of MIG that CUDA finds.
+    pub has_mig_device: bool,
+    /// `Default`, `Exclusive_Process` or `Prohibited`.
+    pub compute_mode: Option<String>,
+    /// The action that it needs after a fault: `Reset`, `Reboot`, `Drain P2P`, ...
+    pub recovery: Option<String>,
+    /// Whether it has a coherent link to the CPU: `Enabled`, `Disabled` or `N/A`.
+    pub c2c: Option<String>,
     /// `None`, `Pass-Through`, `VGPU`, `Host VGPU` or `Host VSGA`.
     pub virtualization: Option<String>,
     pub fabric: Fabric,
@@ -169,6 +220,15 @@ pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
             (_, "Product Name") => of.name = Some(value.trim().to_owned()),
             (PROTECTED, "Total") => of.protected = mebibytes().is_some_and(|bytes| bytes > 0),
             ("MIG Mode", "Current") => of.mig = Some(value.trim().to_owned()),
+            ("MIG Device", "Compute Instance ID") => of.has_mig_device = true,
+            (_, "Compute Mode") => of.compute_mode = Some(value.trim().to_owned()),
+            (_, "GPU C2C Mode") => of.c2c = Some(value.trim().to_owned()),
+            (_, "GPU Recovery Action") => of.recovery = recovery(value).or(of.recovery.take()),
+            // Drivers before R570 have these in its place.
+            (_, "Reset Required") if value.trim() == "Yes" => of.recovery = Some("Reset".to_owned()),
+            (_, "Drain and Reset Recommended") if value.trim() == "Yes" => {
+                of.recovery = Some("Drain and Reset".to_owned());
+            }
             ("Fabric", "State") => of.fabric.state = value.trim().to_owned(),
             ("Fabric", "Status") => of.fabric.status = value.trim().to_owned(),
             ("GPU Virtualization Mode", "Virtualization Mode") => of.virtualization = Some(value.trim().to_owned()),
@@ -176,6 +236,13 @@ pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
         }
     }
     Ok(gpus)
+}
+
+/// Returns what a GPU needs after a fault, unless that is nothing, or not known.
+fn recovery(value: &str) -> Option<String> {
+    const ACTIONS: [&str; 6] = ["reset", "reboot", "drain", "recover", "flr", "imex"];
+    let words = value.to_lowercase();
+    ACTIONS.iter().any(|action| words.contains(action)).then(|| value.trim().to_owned())
 }
 
 /// Returns whether a GPU tells of its registration with the fabric of NVLink, as those from Hopper on do.
@@ -190,4 +257,39 @@ fn short_address(long: &str) -> Option<String> {
     let domain = u32::from_str_radix(domain, 16).ok()?;
     let address = format!("{domain:04x}:{}", rest.to_ascii_lowercase());
     pci::is_address(&address).then_some(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_registry_dwords_override_options() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let file = dir.path().join("proc/driver/nvidia/params");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let judge = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            option(&root, "DmaRemapPeerMmio")
+        };
+        assert_eq!(judge("DmaRemapPeerMmio: 1\nRegistryDwords: \"\"\n"), Some(1));
+        assert_eq!(judge("DmaRemapPeerMmio: 1\nRegistryDwords: \"ForceP2P=0x11; DmaRemapPeerMmio=0x0\"\n"), Some(0));
+        assert_eq!(judge("RegistryDwords: \"NoDmaRemapPeerMmio=1;DmaRemapPeerMmio\"\n"), None);
+    }
+
+    #[test]
+    fn recovery_is_what_asks_for_something() {
+        for (value, asks) in [
+            (" None", false),
+            (" N/A", false),
+            (" Requested functionality has been deprecated", false),
+            (" Reset", true),
+            (" Reboot", true),
+            (" Drain P2P", true),
+            (" Recover IMEX Domain", true),
+        ] {
+            assert_eq!(recovery(value).as_deref(), asks.then_some(value.trim()), "{value}");
+        }
+    }
 }

@@ -27,15 +27,22 @@ const NIXOS: &str = "NixOS";
 const SL_MICRO: &str = "SL Micro";
 const SLE_MICRO: &str = "SLE Micro";
 const MICROOS: &str = "openSUSE MicroOS";
+const LEAP_MICRO: &str = "openSUSE Leap Micro";
+const TRANSACTIONAL: &str = "this system of transactional-update";
 const FEDORA_COREOS: &str = "Fedora CoreOS";
 const OSTREE: &str = "this system of ostree";
+/// Systems whose image a Containerfile makes.
+const BOOTC: &str = "this system of bootc";
+const RHEL_AI: &str = "RHEL AI";
+/// The system of Harvester and Elemental.
+const SLE_RANCHER: &str = "SLE Micro for Rancher";
 
 /// The words that say where a boot loader has the kernel's command line, and how to change it
 /// there.
 pub const GRUB: &str = " (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub or grub2-mkconfig)";
 /// The means by which systems that are images are told what others have on the kernel's command
 /// line, and in modules-load.d, modprobe.d, limits.d and other files below /etc.
-const MEANS: [(&[&str], [&str; 5]); 5] = [
+const MEANS: [(&[&str], [&str; 5]); 6] = [
     (
         &["Talos"],
         [
@@ -77,7 +84,17 @@ const MEANS: [(&[&str], [&str; 5]); 5] = [
         ],
     ),
     (
-        &["Flatcar", "Kairos"],
+        &[BOOTC, RHEL_AI],
+        [
+            "a file of /usr/lib/bootc/kargs.d in its Containerfile, then bootc upgrade",
+            "a file of modules-load.d in its Containerfile, then bootc upgrade",
+            "a file of modprobe.d in its Containerfile, then bootc upgrade",
+            "a file in its Containerfile, then bootc upgrade",
+            "a file in its Containerfile, then bootc upgrade",
+        ],
+    ),
+    (
+        &["Flatcar", "Kairos", SLE_RANCHER],
         [
             "the configuration of its boot loader (grub.cfg of its OEM partition)",
             "a file of modules-load.d in its Ignition or cloud-config",
@@ -88,10 +105,15 @@ const MEANS: [(&[&str], [&str; 5]); 5] = [
     ),
 ];
 
-/// The file that says that a system was booted from an image of ostree, and the program that adds
-/// packages to it.
+/// The file that says that a system was booted from an image of ostree, the program that adds
+/// packages to it, and the one that takes images made by a Containerfile.
 pub const OSTREE_BOOTED: &str = "/run/ostree-booted";
 pub const RPM_OSTREE: &str = "/usr/bin/rpm-ostree";
+pub const BOOTC_PROGRAM: &str = "/usr/bin/bootc";
+/// The program by which systems of SUSE's change their next boot, and the file that tells whether the present
+/// root can be written to.
+pub const TRANSACTIONAL_UPDATE: &str = "/usr/sbin/transactional-update";
+pub const MOUNTS: &str = "/proc/self/mounts";
 
 /// The file in which a system has its name.
 pub const OS_RELEASE: &str = "/etc/os-release";
@@ -125,10 +147,9 @@ impl Setting {
         let (container, namespaces) = container(root);
         // In a container that file is of its own image.
         let release = root.text(OS_RELEASE).ok().filter(|_| container.is_none());
-        let is_ostree = container.is_none() && root.exists(OSTREE_BOOTED) && root.exists(RPM_OSTREE);
-        let by_ostree = || is_ostree.then_some(OSTREE);
+        let by_program = || if container.is_none() { fixed_by_program(root) } else { None };
         Self {
-            fixed_system: release.as_deref().and_then(Self::fixed_system).or_else(by_ostree).map(str::to_owned),
+            fixed_system: release.as_deref().and_then(Self::fixed_system).or_else(by_program).map(str::to_owned),
             architecture: architecture(root),
             virtual_machine: virtual_machine(root),
             container,
@@ -150,7 +171,7 @@ impl Setting {
 
     /// Returns the name of a system that is an image, by its os-release.
     pub fn fixed_system(os_release: &str) -> Option<&'static str> {
-        const SYSTEMS: [(&str, &str); 11] = [
+        const SYSTEMS: [(&str, &str); 13] = [
             ("talos", "Talos"),
             ("bottlerocket", "Bottlerocket"),
             ("cos", "Container-Optimized OS"),
@@ -159,7 +180,9 @@ impl Setting {
             ("ubuntu-core", "Ubuntu Core"),
             ("sl-micro", SL_MICRO),
             ("sle-micro", SLE_MICRO),
+            ("sle-micro-rancher", SLE_RANCHER),
             ("opensuse-microos", MICROOS),
+            ("opensuse-leap-micro", LEAP_MICRO),
             ("kairos", "Kairos"),
             ("nixos", NIXOS),
         ];
@@ -169,9 +192,14 @@ impl Setting {
         };
         let id = field("ID=")?;
         let name = SYSTEMS.iter().find(|(of, _)| *of == id).map(|(_, name)| *name);
-        // Fedora CoreOS, and Red Hat's as of 4.19.
-        let of_variant = if id == "fedora" { FEDORA_COREOS } else { "CoreOS" };
-        name.or_else(|| (field("VARIANT_ID=") == Some("coreos")).then_some(of_variant))
+        name.or_else(|| match field("VARIANT_ID=")? {
+            // Fedora CoreOS, and Red Hat's as of 4.19.
+            "coreos" if id == "fedora" => Some(FEDORA_COREOS),
+            "coreos" => Some("CoreOS"),
+            // rhel_ai, rhel_ai1
+            variant if variant.starts_with("rhel_ai") => Some(RHEL_AI),
+            _ => None,
+        })
     }
 
     /// Returns whether nothing can be built or installed on the node itself.
@@ -182,7 +210,7 @@ impl Setting {
     /// Returns the command by which the node's system, an image, takes packages into its next boot.
     pub fn adds_packages(&self) -> Option<&'static str> {
         match self.fixed_system.as_deref()? {
-            SL_MICRO | SLE_MICRO | MICROOS => Some("transactional-update pkg install"),
+            SL_MICRO | SLE_MICRO | MICROOS | LEAP_MICRO | TRANSACTIONAL => Some("transactional-update pkg install"),
             FEDORA_COREOS | OSTREE => Some("rpm-ostree install"),
             _ => None,
         }
@@ -252,6 +280,11 @@ impl Setting {
                 "{name} is not changed in place: {or}{command} a package that has the module for this kernel, then reboot"
             );
         }
+        if let Some(name) = self.fixed_system.as_deref().filter(|name| [BOOTC, RHEL_AI].contains(name)) {
+            return format!(
+                "{name} is not changed in place: {or}have a Containerfile of its image install a package of the module, then bootc upgrade (or bootc switch to that image) and reboot"
+            );
+        }
         if let Some(name) = &self.fixed_system {
             return format!(
                 "{name} is an image that is not changed in place: {or}have the image bring the module; where it lets containers load modules, packaging/container of this project builds one"
@@ -296,7 +329,7 @@ impl Setting {
     /// Returns what brings back a GPU driver that a container brought.
     pub fn restart_driver(&self) -> String {
         format!(
-            "the modules of this node come from containers ({DRIVER_CONTAINER}): delete the pod of the GPU driver, which loads nvidia.ko again"
+            "the modules of this node come from containers ({DRIVER_CONTAINER}): delete the pod of the GPU driver, which loads nvidia.ko again; one that is loaded it leaves as it is, unless FORCE_REINSTALL=true is in the environment of the pod's k8s-driver-manager"
         )
     }
 
@@ -430,6 +463,36 @@ pub const PODMAN: &str = "/run/.containerenv";
 /// The namespace of this program's control groups, and the folder that is there where systemd runs.
 pub const CGROUP_NAMESPACE: &str = "/proc/self/ns/cgroup";
 pub const SYSTEMD: &str = "/run/systemd/system";
+
+/// Returns the name of a system that is an image by what it was booted from, or by the program that changes it.
+fn fixed_by_program(root: &Root) -> Option<&'static str> {
+    let of_ostree = || match () {
+        () if root.exists(RPM_OSTREE) => OSTREE,
+        () if root.exists(BOOTC_PROGRAM) => BOOTC,
+        () => "this image of ostree",
+    };
+    if root.exists(OSTREE_BOOTED) {
+        return Some(of_ostree());
+    }
+    // Where the root can be written to, it is a package among others.
+    (root.exists(TRANSACTIONAL_UPDATE) && root_options(root).is_none_or(|options| is_read_only(&options)))
+        .then_some(TRANSACTIONAL)
+}
+
+/// Returns how the root is mounted: `ro,relatime`.
+pub fn root_options(root: &Root) -> Option<String> {
+    let text = root.text(MOUNTS).ok()?;
+    let options = |line: &str| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        (words.next() == Some("/")).then(|| words.nth(1).map(str::to_owned)).flatten()
+    };
+    text.lines().rev().find_map(options)
+}
+
+/// Returns whether options of a mount have it read only.
+fn is_read_only(options: &str) -> bool {
+    options.split(',').any(|option| option == "ro")
+}
 
 /// Returns whether the GPU Operator says that the driver is the host's.
 fn is_host_driver(root: &Root) -> bool {
@@ -756,6 +819,9 @@ mod tests {
             ("ID=fedora\nVARIANT_ID=server\n", None),
             ("ID=nixos\n", Some("NixOS")),
             ("ID=\"sl-micro\"\n", Some("SL Micro")),
+            ("ID=\"sle-micro-rancher\"\nID_LIKE=\"suse\"\n", Some("SLE Micro for Rancher")),
+            ("ID=\"opensuse-leap-micro\"\n", Some("openSUSE Leap Micro")),
+            ("ID=\"rhel\"\nVARIANT_ID=rhel_ai1\n", Some("RHEL AI")),
             ("ID=ubuntu\n", None),
             ("", None),
         ] {

@@ -9,6 +9,7 @@ use crate::facts;
 use crate::kernel::{self, REGISTERS_DMA_BUF};
 use crate::machine::{Machine, OLD_MODULE, REGISTER};
 use crate::modprobe;
+use crate::module_file::Maker;
 use crate::nvidia::{self, Flavour};
 use crate::pci::{Device, Distance, Iommu};
 use crate::rdma::RdmaDevice;
@@ -233,6 +234,9 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     if let Some(state) = machine.waits_for_fabric(gpu) {
         return Judged::No(not_in_fabric(gpu, state));
     }
+    if let Some(none) = machine.no_context(gpu) {
+        return Judged::No(format!("GPU {} {}", gpu.address, none.what()));
+    }
     let nic_at = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software);
     if nic_at.is_some_and(|nic| nic.is_gone) {
         return Judged::No(format!("{} has fallen off the bus", nic.name));
@@ -282,6 +286,16 @@ fn not_told(machine: &Machine, gpu: &Device) -> Option<String> {
     if machine.is_vgpu(gpu) {
         return Some(format!(
             "GPU {address} is a vGPU: its profile and the host decide whether its memory may be pinned, and peermemctl selftest tries it"
+        ));
+    }
+    if machine.is_host_of_vgpus(gpu) {
+        return Some(format!(
+            "GPU {address} is shared among virtual machines by this host's vGPU driver, which brings no CUDA for the host: run this in the virtual machines"
+        ));
+    }
+    if machine.may_lack_instance(gpu) {
+        return Some(format!(
+            "GPU {address} has MIG on, and nothing tells whether it has an instance, without which CUDA does not find it: nvidia-smi -L lists those that there are"
         ));
     }
     let line = machine.unnamed_line(gpu)?;
@@ -345,6 +359,12 @@ fn peer_memory(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     }
     if let Some(why) = refuses_pins(machine, gpu) {
         return Judged::No(why);
+    }
+    if maps_for_no_iommu(machine, nic) {
+        return Judged::No(format!(
+            "the IOMMU translates for {}, and the loaded module hands out addresses that the NIC cannot use",
+            nic.name
+        ));
     }
     let asks = match (nic_asks_peers(machine, nic), vendor(nic)) {
         // The core has registered the module, and the drivers of these came with it.
@@ -533,11 +553,14 @@ fn dma_buf(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
 }
 
 /// Returns whether the GPU driver takes a GPU's memory for the CPU's, too; `None` in a virtual machine
-/// that shows no root port of Grace and may have one all the same.
+/// that shows no root port of Grace and may have one all the same, and below a processor that is not known.
 fn is_coherent(machine: &Machine, gpu: &Device) -> Option<bool> {
     let name = machine.gpu_name(gpu);
     if machine.has_c2c(gpu) || ["GH200", "GB200", "GB300"].iter().any(|board| name.contains(board)) {
         return Some(true);
+    }
+    if machine.may_have_c2c(gpu) {
+        return None;
     }
     let setting = &machine.setting;
     let is_x86 = setting.architecture.as_deref() == Some("x86_64");
@@ -565,8 +588,24 @@ fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
     }
 }
 
-/// Judges whether the NIC can use the addresses that the GPU driver exports: on new kernels the
-/// open driver exports addresses that a translating IOMMU does not know.
+/// Returns whether peer memory has addresses that a NIC cannot use: an IOMMU translates for it, and the loaded
+/// module takes addresses of nvidia.ko that no IOMMU knows ([`facts::UNTRANSLATED`], [`facts::PEERS_UNMAPPED`]).
+pub fn maps_for_no_iommu(machine: &Machine, nic: &RdmaDevice) -> bool {
+    let is_nvidias = machine.loaded.as_ref().is_some_and(|loaded| loaded.maker == Maker::Nvidia);
+    let is_new = facts::UNTRANSLATED.holds(machine.release.as_deref().unwrap_or_default()) == Some(true);
+    let unmapped = peers_unmapped(machine);
+    let by_driver = is_nvidias && (is_new || unmapped) || machine.old_module_serves() && unmapped;
+    let at = nic.pci.as_deref().and_then(|address| machine.pci(address));
+    by_driver && at.is_some_and(|device| device.iommu == Iommu::Translating)
+}
+
+/// Returns whether nvidia.ko is told to map GPU memory for no IOMMU ([`facts::PEERS_UNMAPPED`]).
+pub fn peers_unmapped(machine: &Machine) -> bool {
+    nvidia::option(machine.root, "DmaRemapPeerMmio") == Some(0)
+}
+
+/// Judges whether a NIC can use the addresses that the open driver exports: a translating IOMMU does not know
+/// those of new kernels, nor those of a driver that is told not to map.
 pub fn untranslated(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     let fine = Judged::Yes(String::new());
     // Memory with a `struct page` is mapped as the CPU's is.
@@ -576,21 +615,39 @@ pub fn untranslated(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged
     let Some(device) = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software) else {
         return fine;
     };
+    let unmapped = peers_unmapped(machine);
+    if unmapped && device.iommu == Iommu::Unknown {
+        return Judged::Unknown(format!(
+            "NVreg_DmaRemapPeerMmio is 0, and whether the IOMMU translates for {} cannot be read",
+            nic.name
+        ));
+    }
+    if device.iommu != Iommu::Translating {
+        return fine;
+    }
     let release = machine.release.as_deref().unwrap_or_default();
     // A driver without a known version counts as a new one.
     let is_new = facts::DMA_BUF_IOMMU_DRIVER.holds(version(machine)) != Some(false);
     let is_old = facts::DMA_BUF_IOMMU_OLD_DRIVER.holds(version(machine)) == Some(true);
-    for (rule, is_of_driver) in [(&facts::DMA_BUF_IOMMU, is_new), (&facts::DMA_BUF_IOMMU_OLD, is_old)] {
-        if device.iommu == Iommu::Translating && is_of_driver && rule.holds(release) == Some(true) {
-            return Judged::No(format!(
-                "the IOMMU translates for {}, and on Linux {} and later the open nvidia.ko exports addresses that the NIC cannot use ({})",
-                nic.name,
-                rule.from.unwrap_or_default(),
-                rule.source
-            ));
-        }
+    let rules = [(&facts::DMA_BUF_IOMMU, is_new), (&facts::DMA_BUF_IOMMU_OLD, is_old)];
+    let of_kernel = rules.into_iter().find(|(rule, of_driver)| *of_driver && rule.holds(release) == Some(true));
+    let why = match of_kernel {
+        _ if unmapped => format!(
+            "the IOMMU translates for {}, and NVreg_DmaRemapPeerMmio is 0, with which the open nvidia.ko exports addresses that the NIC cannot use",
+            nic.name
+        ),
+        Some((rule, _)) => format!(
+            "the IOMMU translates for {}, and on Linux {} and later the open nvidia.ko exports addresses that the NIC cannot use ({})",
+            nic.name,
+            rule.from.unwrap_or_default(),
+            rule.source
+        ),
+        None => return fine,
+    };
+    match machine.may_have_c2c(gpu) {
+        true => Judged::Unknown(format!("{why}, unless its memory is coherent, which nothing tells here")),
+        false => Judged::No(why),
     }
-    fine
 }
 
 /// Returns whether a GPU is or may be coherent with a CPU.
@@ -611,15 +668,7 @@ pub enum AttachRefusal {
 
 /// Returns the last line in which the GPU driver refused to attach a dma-buf for such a reason.
 pub fn attach_refused<'a>(machine: &'a Machine, why: AttachRefusal) -> Option<&'a str> {
-    // What the parameter allows is refused no more, so that the line is from before nvidia.ko was loaded again.
-    let allowed = match why {
-        AttachRefusal::Topology => true,
-        AttachRefusal::ForcedPcie => has_coherent(machine),
-        AttachRefusal::Importer => false,
-    };
-    if allowed && topology_is_free(machine) {
-        return None;
-    }
+    // Parameters stay as they are until nvidia.ko is loaded again, so the line counts whatever they allow.
     machine.log_of_driver().iter().rev().find(|line| refusal(line) == Some(why)).map(String::as_str)
 }
 
@@ -653,17 +702,24 @@ pub enum TopologyCheck {
     Refuses,
 }
 
+/// The parameter of nvidia.ko that decides.
+const OVERRIDE: &str = "GrdmaPciTopoCheckOverride";
+
+/// Returns whether the loaded driver has that parameter, by what it lists or by its version; `None` if neither
+/// tells.
+fn has_override(machine: &Machine) -> Option<bool> {
+    let is_listed = nvidia::params(machine.root).contains_key(OVERRIDE);
+    is_listed.then_some(true).or_else(|| facts::TOPOLOGY_OVERRIDE.holds(version(machine)))
+}
+
 /// Returns what the loaded driver does; `None` if it has no such parameter.
 pub fn topology_check(machine: &Machine) -> Option<TopologyCheck> {
-    const NAME: &str = "GrdmaPciTopoCheckOverride";
-    let params = nvidia::params(machine.root);
-    if params.get("RegistryDwords").is_some_and(|words| words.contains(&format!("{NAME}=1"))) {
-        return Some(TopologyCheck::Off);
-    }
-    Some(match params.get(NAME)?.as_str() {
+    // Where the driver has none, nobody reads that word of RegistryDwords.
+    let value = (has_override(machine) == Some(true)).then(|| nvidia::option(machine.root, OVERRIDE)).flatten();
+    Some(match value? {
         // Before 580 each value but 0 lets all through (nv_pci_is_valid_topology_for_direct_pci).
-        "2" if facts::TOPOLOGY.holds(version(machine)) != Some(false) => TopologyCheck::Refuses,
-        "1" | "2" => TopologyCheck::Off,
+        2 if facts::TOPOLOGY.holds(version(machine)) != Some(false) => TopologyCheck::Refuses,
+        1 | 2 => TopologyCheck::Off,
         _ => TopologyCheck::Asked,
     })
 }
@@ -688,24 +744,36 @@ pub fn topology_denied(machine: &Machine) -> bool {
 
 /// Returns what has the GPU driver accept a pair that its check of the topology refuses.
 pub fn topology_cure(machine: &Machine) -> String {
-    if topology_denied(machine) {
-        if machine.setting.driver_container {
-            return format!("take NVreg_GrdmaPciTopoCheckOverride=2 out of the ConfigMap that spec.driver.kernelModuleConfig.name of the ClusterPolicy names; {}", machine.setting.restart_driver());
+    const ON: &str = "NVreg_GrdmaPciTopoCheckOverride=1";
+    const BESIDE: &str = "use a NIC in the GPU's IOMMU group or below the same switch (peermemctl topo)";
+    match topology_check(machine) {
+        Some(TopologyCheck::Refuses) => {
+            return unload::take_out_parameter(
+                machine,
+                "NVreg_GrdmaPciTopoCheckOverride=2",
+                " (1 accepts every pair, 0 those that NVIDIA approves of)",
+            );
         }
-        return machine.setting.on_node(&format!(
-            "take NVreg_GrdmaPciTopoCheckOverride=2 out of /etc/modprobe.d (1 accepts every pair, 0 those that NVIDIA approves of), then load nvidia.ko again: {}",
-            unload::reload(machine)
-        ));
+        Some(TopologyCheck::Off) => return format!("{ON} is set, and the driver refuses all the same: {BESIDE}"),
+        _ => {}
     }
-    match facts::TOPOLOGY_OVERRIDE.holds(version(machine)) {
-        Some(false) if topology_check(machine).is_none() => "driver 595 and later have no parameter for it: use a NIC in the GPU's IOMMU group or below the same switch (peermemctl topo), or driver 580 with NVreg_GrdmaPciTopoCheckOverride=1".to_owned(),
-        _ if !machine.setting.driver_container && override_file(machine).is_some() => machine.setting.on_node(&format!(
-            "{} has NVreg_GrdmaPciTopoCheckOverride=1, and the loaded nvidia.ko does not: build the initial RAM disk again (update-initramfs -u, dracut -f), then end all users of the GPUs and load nvidia.ko again, or reboot",
-            override_file(machine).unwrap_or_default()
+    let file = override_file(machine).filter(|_| !machine.setting.driver_container);
+    match (has_override(machine), file) {
+        (Some(false), _) => {
+            let in_vain = match nvidia::option(machine.root, OVERRIDE) {
+                Some(_) => ", and what RegistryDwords says of it nobody reads",
+                None => "",
+            };
+            let or = if machine.is_known_to_580() { format!(", or driver 580 with {ON}") } else { String::new() };
+            format!("driver {} has no parameter for it{in_vain}: {BESIDE}{or}", version(machine))
+        }
+        (_, Some(file)) => machine.setting.on_node(&format!(
+            "{file} has {ON}, and the loaded nvidia.ko does not: build the initial RAM disk again (update-initramfs -u, dracut -f), then end all users of the GPUs and load nvidia.ko again, or reboot"
         )),
-        _ if machine.setting.driver_container => "have the GPU Operator load nvidia.ko with NVreg_GrdmaPciTopoCheckOverride=1: a ConfigMap whose nvidia.conf has that line, named in spec.driver.kernelModuleConfig.name of the ClusterPolicy; drivers from 595 on need one IOMMU group or a common switch".to_owned(),
-        _ => machine.setting.on_node(
-            "write options nvidia NVreg_GrdmaPciTopoCheckOverride=1 in /etc/modprobe.d/nvidia.conf, then end all users of the GPUs and load nvidia.ko again (drivers before 595; later ones need one IOMMU group or a common switch)",
+        (Some(true), None) => unload::set_parameter(machine, ON),
+        (None, None) => format!(
+            "{} (drivers before 595; where a later one has no such parameter, {BESIDE})",
+            unload::set_parameter(machine, ON)
         ),
     }
 }
@@ -713,7 +781,12 @@ pub fn topology_cure(machine: &Machine) -> String {
 /// Returns the file of modprobe.d that has nvidia.ko let every pair through.
 fn override_file(machine: &Machine) -> Option<String> {
     let options = modprobe::options(machine.root, "nvidia").into_iter();
-    let is_it = |name: &str, value: &str| name == "NVreg_GrdmaPciTopoCheckOverride" && value == "1";
+    let is_on = |word: &str| nvidia::word_of(word, OVERRIDE) == Some("1");
+    let is_it = |name: &str, value: &str| match name.strip_prefix("NVreg_") {
+        Some("RegistryDwords") => value.trim_matches('"').split(';').any(is_on),
+        Some(name) => name == OVERRIDE && value == "1",
+        None => false,
+    };
     options.filter(|(_, name, value)| is_it(name, value)).map(|(line, ..)| line.file).next()
 }
 
@@ -743,13 +816,16 @@ fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     if topology_denied(machine) {
         return Judged::No(DENIED.to_owned());
     }
-    if topology_is_free(machine) {
-        return Judged::Yes("NVreg_GrdmaPciTopoCheckOverride is 1".to_owned());
-    }
     if let Some(line) = attach_refused(machine, AttachRefusal::ForcedPcie) {
         return Judged::No(format!(
             "the GPU driver refused to attach a dma-buf with the forced PCIe mapping (524): {line}"
         ));
+    }
+    if machine.may_have_c2c(gpu) {
+        return Judged::Unknown(format!("whether GPU {} has a coherent link is not known here", gpu.address));
+    }
+    if topology_is_free(machine) {
+        return Judged::Yes("NVreg_GrdmaPciTopoCheckOverride is 1".to_owned());
     }
     let device = nic.pci.as_deref().and_then(|address| machine.pci(address));
     if is_approved(machine, gpu, device) {
@@ -770,7 +846,7 @@ fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
 fn is_approved(machine: &Machine, gpu: &Device, function: Option<&Device>) -> bool {
     let theirs = function.and_then(|function| function.iommu_group.as_deref());
     // Without the parameter, a function in no group needs a common switch.
-    let by_switch = facts::TOPOLOGY_OVERRIDE.holds(version(machine)) != Some(true)
+    let by_switch = has_override(machine) != Some(true)
         && theirs.is_none()
         && function.is_some_and(|function| gpu.way_to(function).shares_a_switch());
     gpu.iommu_group.as_deref() == theirs || by_switch
@@ -784,7 +860,7 @@ fn group_of(function: Option<&Device>) -> String {
 
 /// Says that a parameter which the driver has would let a pair through.
 fn not_overridden(machine: &Machine) -> &'static str {
-    match facts::TOPOLOGY_OVERRIDE.holds(version(machine)) {
+    match has_override(machine) {
         Some(false) => "",
         _ => ", and NVreg_GrdmaPciTopoCheckOverride is not 1",
     }

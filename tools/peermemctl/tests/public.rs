@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 323] = [
+static CASES: [Case; 355] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -509,7 +509,7 @@ static CASES: [Case; 323] = [
     case(
         "public-dma-buf-refused",
         (2, 1),
-        &["refused to attach a dma-buf (524", "have no parameter for it", "dma-buf: no"],
+        &["refused to attach a dma-buf (524", "has no parameter for it", "dma-buf: no"],
         &["write options nvidia NVreg_GrdmaPciTopoCheckOverride=1", "GPUDirect by default: yes"],
     ),
     case(
@@ -1406,6 +1406,181 @@ static CASES: [Case; 323] = [
         &["this process did not get that"],
         &["oracle", "root - memlock"],
     ),
+    case(
+        "public-override-word-595",
+        (2, 1),
+        &[
+            "dma-buf: no",
+            "driver 595.45.04 has no parameter for it, and what RegistryDwords says of it nobody reads",
+            "below the same switch",
+        ],
+        &["write options nvidia", "GPUDirect by default: yes"],
+    ),
+    case("public-override-word-580", (0, 0), &["dma-buf, forced PCIe: yes"], &["refused to attach", "fix:"]),
+    case(
+        "public-override-refused",
+        (2, 1),
+        &["dma-buf: no", "NVreg_GrdmaPciTopoCheckOverride=1 is set, and the driver refuses all the same"],
+        &["write options nvidia", "GPUDirect by default: yes"],
+    ),
+    case(
+        "public-override-listed-595",
+        (1, 0),
+        &["write options nvidia NVreg_GrdmaPciTopoCheckOverride=1", "forced PCIe: no"],
+        &["has no parameter", "before 595"],
+    ),
+    case(
+        "public-override-word-not-loaded",
+        (1, 0),
+        &["/etc/modprobe.d/nvidia-p2p.conf has NVreg_GrdmaPciTopoCheckOverride=1, and the loaded nvidia.ko does not"],
+        &["write options nvidia"],
+    ),
+    case(
+        "public-remap-off",
+        (2, 1),
+        &[
+            "NVIDIA's module hands the NIC untranslated addresses with NVreg_DmaRemapPeerMmio=0",
+            "take NVreg_DmaRemapPeerMmio=0 out of /etc/modprobe.d",
+            "iommu=pt",
+            "dma-buf: no, because the IOMMU translates for mlx5_0, and NVreg_DmaRemapPeerMmio is 0",
+            "peer memory: no",
+        ],
+        &["GPUDirect by default: yes"],
+    ),
+    case(
+        "public-remap-off-own-module",
+        (1, 0),
+        &["peer memory: yes", "dma-buf: no", "take nvidia.NVreg_DmaRemapPeerMmio=0 off the kernel command line"],
+        &["out of /etc/modprobe.d"],
+    ),
+    case("public-remap-off-identity", (1, 0), &["dma-buf: yes", "peer memory: yes"], &["DmaRemapPeerMmio", "iommu=pt"]),
+    case(
+        "public-gpu-recovery",
+        (1, 0),
+        &["GPU 0000:19:00.0 had a fault, after which the GPU driver asks for: Reset", "nvidia-smi -r -i N"],
+        &["fix: reboot"],
+    ),
+    case(
+        "public-gpu-recovery-reboot",
+        (1, 0),
+        &["asks for: Reboot", "reboot, as the driver asks for", "follows from: gpus.recovery"],
+        &["nvidia-smi -r"],
+    ),
+    case(
+        "public-gpu-recovery-550",
+        (1, 0),
+        &["asks for: Drain and Reset", "start nothing new on that GPU"],
+        &["fix: reboot"],
+    ),
+    case("public-gpu-recovery-none", (0, 0), &["USABLE"], &["gpus.recovery", "fix:"]),
+    case(
+        "public-gpu-excluded",
+        (2, 1),
+        &["GPU 0000:19:00.0 is excluded (NVreg_ExcludedGpus of nvidia.ko)", "take NVreg_ExcludedGpus out of"],
+        &["peer memory: yes", "dma-buf: yes", "could not be initialised", "nvidia-smi -r"],
+    ),
+    case(
+        "public-gpu-excluded-beside-others",
+        (0, 0),
+        &["GPU 0000:3b:00.0 is excluded (NVreg_ExcludedGpus of nvidia.ko)", "peer memory: yes, 56 of 64 pairs"],
+        &["fix:"],
+    ),
+    case(
+        "public-mig-empty",
+        (2, 1),
+        &["has MIG on and no instance that CUDA finds", "-cgi PROFILE -C"],
+        &["peer memory: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-mig-without-compute-instance",
+        (2, 1),
+        &["has MIG on and no instance that CUDA finds", "-cci, where it has a GPU instance"],
+        &["peer memory: yes", "dma-buf: yes"],
+    ),
+    case("public-mig-instance", (0, 0), &["MIG is on: each instance pins for itself"], &["gpus.context"]),
+    case("public-mig-instance-by-smi", (0, 0), &["MIG is on: each instance pins for itself"], &["gpus.context"]),
+    case(
+        "public-mig-unread",
+        (3, 2),
+        &["has MIG on, and nothing tells whether it has an instance", "nvidia-smi -L"],
+        &["peer memory: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-vgpu-host",
+        (3, 2),
+        &["vGPU driver, which brings no CUDA for the host", "run this in the virtual machines"],
+        &["peer memory: yes", "dma-buf: yes", "GPUDirect by default: yes"],
+    ),
+    case(
+        "public-vgpu-host-module",
+        (3, 2),
+        &["vGPU driver, which brings no CUDA for the host"],
+        &["peer memory: yes", "dma-buf: yes", "GPUDirect by default: yes"],
+    ),
+    case(
+        "public-compute-prohibited",
+        (2, 1),
+        &["is in compute mode Prohibited", "nvidia-smi -i 0000:19:00.0 -c DEFAULT"],
+        &["peer memory: yes", "dma-buf: yes"],
+    ),
+    case(
+        "public-vera-rubin",
+        (3, 2),
+        &["Begin with: boot a kernel with pages of 4 KiB", "whether a coherent link to the CPU (NVLink-C2C)"],
+        &["driver 580", "put a NIC into a slot", "set NCCL_NET_GDR_LEVEL=PHB:", "has no coherent link"],
+    ),
+    case(
+        "public-vera-rubin-named",
+        (1, 0),
+        &["NCCL: GPUDirect by default: unknown", "boot a kernel with pages of 4 KiB"],
+        &["driver 580", "put a NIC into a slot", "set NCCL_NET_GDR_LEVEL=PHB:", "has no coherent link"],
+    ),
+    case(
+        "public-vera-rubin-c2c",
+        (1, 0),
+        &["its memory is coherent (NVLink-C2C)", "NCCL: GPUDirect by default: yes"],
+        &["driver 580", "put a NIC into a slot"],
+    ),
+    case(
+        "public-topology-denied-operator",
+        (2, 1),
+        &[
+            "take NVreg_GrdmaPciTopoCheckOverride=2 out of nvidia.conf of the driver's ConfigMap, give that ConfigMap another name",
+            "FORCE_REINSTALL=true",
+        ],
+        &["/etc/modprobe.d", "rmmod"],
+    ),
+    case(
+        "public-bootc",
+        (1, 0),
+        &["this system of bootc is not changed in place", "Containerfile", "bootc upgrade"],
+        &["make install", "rpm-ostree install"],
+    ),
+    case(
+        "public-rhel-ai",
+        (1, 0),
+        &["RHEL AI is not changed in place", "Containerfile", "bootc upgrade"],
+        &["make install", "rpm-ostree install"],
+    ),
+    case(
+        "public-leap-micro",
+        (1, 0),
+        &["openSUSE Leap Micro is not changed in place", "transactional-update pkg install"],
+        &["make install"],
+    ),
+    case(
+        "public-sle-micro-rancher",
+        (1, 0),
+        &["SLE Micro for Rancher is an image that is not changed in place", "have the image bring the module"],
+        &["make install", "transactional-update"],
+    ),
+    case(
+        "public-transactional",
+        (1, 0),
+        &["this system of transactional-update is not changed in place", "transactional-update pkg install"],
+        &["make install"],
+    ),
+    case("public-transactional-writable", (1, 0), &["make install"], &["transactional-update"]),
 ];
 
 #[test]
@@ -1483,6 +1658,18 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-slurm-no-gpu", "--gpus=N"),
         ("public-ostree", "rpm-ostree install"),
         ("public-microos", "transactional-update pkg install"),
+        ("public-bootc", "bootc upgrade"),
+        ("public-transactional", "transactional-update pkg install"),
+        ("public-transactional-writable", "make install"),
+        ("public-remap-off-own-module", "off the kernel command line"),
+        ("public-gpu-recovery", "asks for: Reset"),
+        ("public-gpu-recovery-550", "asks for: Drain and Reset"),
+        ("public-gpu-excluded", "is excluded"),
+        ("public-mig-empty", "no instance that CUDA finds"),
+        ("public-mig-without-compute-instance", "no instance that CUDA finds"),
+        ("public-mig-instance-by-smi", "USABLE"),
+        ("public-compute-prohibited", "-c DEFAULT"),
+        ("public-vera-rubin-c2c", "coherent memory (NVLink-C2C)"),
         ("public-api-mismatch", "was updated to 595.71.05"),
         ("public-stall-then-warning", "USABLE"),
         ("public-blacklist-overridden", "Begin with: modprobe nvidia-peermem"),

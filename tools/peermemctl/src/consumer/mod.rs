@@ -32,10 +32,13 @@ const BY_RDMA: &str = "what [fabric.rdma] says";
 /// The cures if a GPU or a NIC itself is the cause.
 const BY_GPU: &str = "what [gpus.present] says of that GPU";
 const BY_PORT: &str = "what [fabric.port] says of that NIC";
+/// The cure if the loaded module has no IOMMU know its addresses.
+const BY_IOMMU: &str = "what [fabric.iommu] says";
 
 /// Returns the check whose cure is that of a program.
 pub fn cured_by(fix: &str) -> Option<&'static str> {
-    let all = [(BY_RDMA, "fabric.rdma"), (BY_GPU, "gpus.present"), (BY_PORT, "fabric.port")];
+    let all =
+        [(BY_RDMA, "fabric.rdma"), (BY_GPU, "gpus.present"), (BY_PORT, "fabric.port"), (BY_IOMMU, "fabric.iommu")];
     all.into_iter().find(|(cure, _)| *cure == fix).map(|(_, id)| id)
 }
 
@@ -91,6 +94,8 @@ pub struct Pairing<'a> {
     pub c2c: bool,
     /// Whether the GPU has such a link, wherever the NIC hangs.
     pub has_link: bool,
+    /// Whether the GPU may have such a link to that processor, and nothing tells.
+    pub may_be_c2c: bool,
     /// Whether no other NIC is nearer to the GPU.
     pub nearest: bool,
 }
@@ -130,6 +135,7 @@ pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
             distance,
             has_link: machine.has_c2c(gpu),
             c2c: machine.has_c2c(gpu) && gpu.numa.is_some() && gpu.numa == at.numa,
+            may_be_c2c: machine.may_have_c2c(gpu) && gpu.numa == at.numa,
             nearest: nearest == Some(distance),
         }));
     }
@@ -264,6 +270,9 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     if machine.waits_for_fabric(gpu).is_some() {
         return Some("what [gpus.fabric] says".to_owned());
     }
+    if machine.no_context(gpu).is_some() {
+        return Some("what [gpus.context] says of that GPU".to_owned());
+    }
     if setting::family_without_gpudirect(machine, pairing.nic).is_some() {
         return Some(BY_RDMA.to_owned());
     }
@@ -274,6 +283,9 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     let nic = pairing.nic.pci.as_deref().and_then(|address| machine.pci(address));
     if nic.is_some_and(|nic| nic.is_gone) {
         return Some(BY_PORT.to_owned());
+    }
+    if way == Way::PeerMemory && way::maps_for_no_iommu(machine, pairing.nic) {
+        return Some(BY_IOMMU.to_owned());
     }
     if way == Way::DmaBufPcie {
         return Some(way::topology_cure(machine));

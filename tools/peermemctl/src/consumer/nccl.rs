@@ -18,7 +18,7 @@ pub const NCCL: Consumer = Consumer {
     name: "NCCL",
     source: "ncclTopoCheckGdr in src/graph/paths.cc of NCCL 04cdb808a107; ncclIbGdrSupport in src/transport/net_ib/gdr.cc of 276b2fe477ac",
     unsure: |environment| unsure(environment).or_else(|| topology_not_understood(environment)),
-    unsure_of: not_in_topology,
+    unsure_of,
     told_by,
     maps,
     registers: |machine, environment, offered| {
@@ -62,7 +62,7 @@ pub const SHARP: Consumer = Consumer {
     name: "NCCL SHARP plugin",
     source: "nccl_p2p_gdr_support in src/p2p_plugin.c of nccl-rdma-sharp-plugins 8eb729dd136b",
     unsure: |environment| unsure(environment).or_else(|| topology_not_understood(environment)),
-    unsure_of: not_in_topology,
+    unsure_of,
     told_by,
     maps,
     registers: |machine, environment, offered| {
@@ -207,6 +207,40 @@ fn not_in_topology(_: &Machine, pairing: &Pairing, environment: &Environment) ->
     }
 }
 
+/// Returns what is not understood of a GPU and a NIC: what a file says of them, or whether a coherent link, which
+/// may be there, makes them near enough.
+fn unsure_of(machine: &Machine, pairing: &Pairing, environment: &Environment) -> Option<String> {
+    not_in_topology(machine, pairing, environment).or_else(|| {
+        let level = level(environment);
+        let link_decides = pairing.may_be_c2c
+            && pairing.nearest
+            && Path::between(pairing, environment) == Path::Phb
+            && (Path::P2c..Path::Phb).contains(&level);
+        link_decides.then(|| {
+            format!(
+                "whether GPU {} has a coherent link (NVLink-C2C) to the CPU is not known here, and without it NCCL finds the two too far apart",
+                pairing.gpu.address
+            )
+        })
+    })
+}
+
+/// Returns how far a GPU and a NIC may be apart without NCCL_NET_GDR_LEVEL.
+fn default_level(environment: &Environment) -> Path {
+    let c2c = Number::of("NCCL_NET_GDR_C2C", environment).is_none_or(|(number, ..)| number != Number::Is(0));
+    if c2c {
+        Path::P2c
+    } else {
+        Path::Pxb
+    }
+}
+
+/// Returns how far they may be apart.
+fn level(environment: &Environment) -> Path {
+    let given = environment.nccl("NCCL_NET_GDR_LEVEL").and_then(|(value, _)| Path::parse(value));
+    given.unwrap_or_else(|| default_level(environment))
+}
+
 /// Returns where the distance of a GPU and a NIC comes from, if from a file that NCCL is given.
 fn told_by(_: &Machine, pairing: &Pairing, environment: &Environment) -> Option<String> {
     let apart = by_topology(pairing, environment)?.ok()?;
@@ -291,7 +325,7 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
         return Some(refusal);
     }
     // This case is reported as unknown elsewhere.
-    if topology_not_understood(environment).is_some() || not_in_topology(machine, pairing, environment).is_some() {
+    if topology_not_understood(environment).is_some() || unsure_of(machine, pairing, environment).is_some() {
         return None;
     }
     let file = told_by(machine, pairing, environment);
@@ -303,11 +337,10 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
             seen: setting.to_owned(),
         });
     }
-    let c2c = Number::of("NCCL_NET_GDR_C2C", environment).is_none_or(|(number, ..)| number != Number::Is(0));
-    let default = if c2c { Path::P2c } else { Path::Pxb };
+    let default = default_level(environment);
     let given =
         environment.nccl("NCCL_NET_GDR_LEVEL").and_then(|(value, place)| Some((Path::parse(value)?, value, place)));
-    let level = given.map_or(default, |(path, ..)| path);
+    let level = level(environment);
     let path = Path::between(pairing, environment);
     let seen = match given {
         Some((_, value, place)) => format!("NCCL_NET_GDR_LEVEL={value} of {place}"),

@@ -9,7 +9,7 @@ const ORDER: [&[&str]; 6] = [
     // Nothing else can be mended while a task holds the GPU driver's lock.
     &["log.hung", "clients.callbacks"],
     &["gpus.present", "fabric.rdma"],
-    &["driver.loaded", "driver.exports", "gpus.fabric"],
+    &["driver.loaded", "driver.exports", "gpus.fabric", "gpus.context"],
     &["api.exported", "api.driver"],
     &[
         "module.shut",
@@ -43,7 +43,10 @@ fn causes(id: &str) -> Vec<&'static str> {
         // It loads without a NIC.
         "module.loaded" => all()
             .filter(|other| {
-                !matches!(*other, "module.loaded" | "fabric.rdma" | "api.driver" | "gpus.answers" | "gpus.fabric")
+                !matches!(
+                    *other,
+                    "module.loaded" | "fabric.rdma" | "api.driver" | "gpus.answers" | "gpus.fabric" | "gpus.context"
+                )
             })
             .collect(),
         // An installed module is of no use as long as no core exports the API.

@@ -62,9 +62,11 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
                     .about(Kind::Gpu, gpu, format!("{name}: no for {{}}, because {because}{set}"))
                     .seen(refusal.seen)
             }
-            // gpus.present or gpus.fabric has said so.
+            // gpus.present, gpus.fabric or gpus.context has said so.
             Does::Copies(refusal)
-                if machine.refusal(nearest.gpu).is_some() || machine.waits_for_fabric(nearest.gpu).is_some() =>
+                if machine.refusal(nearest.gpu).is_some()
+                    || machine.waits_for_fabric(nearest.gpu).is_some()
+                    || machine.no_context(nearest.gpu).is_some() =>
             {
                 Check::skip(consumer.id, format!("{name}: no, because {}", refusal.because))
                     .about(Kind::Gpu, gpu, format!("{name}: no for {{}}, because {}", refusal.because))

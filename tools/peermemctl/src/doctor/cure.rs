@@ -31,6 +31,7 @@ const HERE: [&str; 22] = [
     "limits.devices",
     "limits.pages",
     "gpus.shared",
+    "gpus.context",
     "gpus.nodes",
     "fabric.nodes",
     "fabric.gid",
@@ -71,7 +72,7 @@ const MODULES: [&str; 25] = [
     "limits.dkms",
     "consumers.operator",
 ];
-const HOST: [&str; 25] = [
+const HOST: [&str; 26] = [
     "fabric.port",
     "module.shut",
     "module.taint",
@@ -84,6 +85,7 @@ const HOST: [&str; 25] = [
     "refusals.recent",
     "gpus.answers",
     "gpus.fabric",
+    "gpus.recovery",
     "gpus.override",
     "gpus.dma_buf",
     "fabric.iommu",

@@ -9,6 +9,9 @@ use crate::machine::Machine;
 use crate::module_file::{self, Maker};
 use crate::nvidia::{self, Flavour};
 
+/// The cure that gives the kernel smaller pages.
+const PAGES_4K: &str = "boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k; SUSE: kernel-default in the place of kernel-64kb)";
+
 /// Says what helps when a closed nvidia.ko refuses the module, wherever the refusal was seen.
 pub(super) fn no_gpl_imports(machine: &Machine) -> String {
     const LITE: &str = "make deps && make KERNEL_CRATE=lite && make install, a build without GPL-only imports";
@@ -59,9 +62,11 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
         Check::warn(
             "driver.version",
             format!("{what}; {}: {} ({})", rule.range(), rule.what, rule.source),
-            match machine.setting.driver_container {
-                true => machine.setting.other_driver("driver 580"),
-                false => "install driver 580, or boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k; SUSE: kernel-default in the place of kernel-64kb)".to_owned(),
+            match (machine.is_known_to_580(), machine.setting.driver_container) {
+                (true, true) => machine.setting.other_driver("driver 580"),
+                (true, false) => format!("install driver 580, or {PAGES_4K}"),
+                // An older driver may not know it.
+                (false, _) => machine.setting.on_host(PAGES_4K),
             },
         )
         .seen(format!("pages of 64 KiB, by {seen}"))

@@ -2,11 +2,9 @@
 //! Section 8: the way between GPUs and NICs.
 
 use super::devices::Giver;
-use super::{hardware, module};
+use super::{hardware, module, unload};
 use crate::check::{Check, Kind};
-use crate::facts;
 use crate::machine::Machine;
-use crate::module_file::Maker;
 use crate::pci::{self, Acs, Device, Distance, Iommu};
 use crate::rdma::{self, RdmaDevice};
 use crate::root::Missing;
@@ -128,6 +126,10 @@ fn ways(machine: &Machine) -> Vec<Check> {
                 Check::ok(ID, format!("{what}, by the coherent link (NVLink-C2C) that it has to the CPU")),
                 format!("have a NIC at the CPU that they have a coherent link to (NVLink-C2C, {text})"),
             ),
+            Distance::Node if machine.may_have_c2c(gpu) => (
+                Check::skip(ID, format!("{what}; whether a coherent link to the CPU (NVLink-C2C) makes that near is not known of this GPU")),
+                format!("have no NIC nearer than {text}; whether a coherent link to the CPU (NVLink-C2C) makes that near is not known of these GPUs"),
+            ),
             distance if hardware::nearer_without_device(machine, gpu, distance).is_some() => (
                 Check::skip(ID, format!("{what}; a nearer one has no RDMA device here, which [fabric.rdma] names")),
                 format!("have a nearer NIC ({text}) than that, which has no RDMA device here and is named by [fabric.rdma]"),
@@ -234,12 +236,21 @@ fn without_redirect(machine: &Machine, bridges: &str) -> String {
     }
 }
 
+/// Returns what has NICs reach GPU memory behind an IOMMU that translates.
+pub(super) fn through_iommu(machine: &Machine) -> String {
+    let identity = machine.setting.identity_iommu();
+    match way::peers_unmapped(machine) {
+        true => format!("{}; or {identity}", unload::take_out_parameter(machine, "NVreg_DmaRemapPeerMmio=0", "")),
+        false => identity,
+    }
+}
+
 fn iommu(machine: &Machine) -> Vec<Check> {
     const ID: &str = "fabric.iommu";
     let devices = with_software(machine);
     let translated: Vec<_> = devices.iter().filter(|(.., device)| device.iommu == Iommu::Translating).collect();
     let seen = "/sys/bus/pci/devices/*/iommu_group/type";
-    let fix = machine.setting.identity_iommu();
+    let fix = through_iommu(machine);
     if translated.is_empty() {
         let words = match devices.iter().map(|(.., device)| device.iommu).next() {
             Some(Iommu::Off) => "no IOMMU",
@@ -251,20 +262,25 @@ fn iommu(machine: &Machine) -> Vec<Check> {
     let of = |wanted: Kind| translated.iter().filter(move |(kind, ..)| *kind == wanted).map(|(_, name, _)| *name);
     let what = [Kind::Nic, Kind::Gpu].map(|kind| text::named(kind.text(), of(kind))).into_iter().flatten();
     let what = format!("the IOMMU translates for {}", what.collect::<Vec<_>>().join(", "));
-    let nic_translated = of(Kind::Nic).next().is_some();
-    let rule = &facts::UNTRANSLATED;
-    let new_kernel = machine.release.as_deref().and_then(|release| rule.holds(release)) == Some(true);
-    let nvidia_loaded = machine.loaded.as_ref().is_some_and(|loaded| loaded.maker == Maker::Nvidia);
-    vec![if nvidia_loaded && nic_translated && new_kernel {
+    let unmapped = way::peers_unmapped(machine);
+    let check = if machine.rdma.iter().any(|nic| way::maps_for_no_iommu(machine, nic)) {
+        let when = match unmapped {
+            true => "with NVreg_DmaRemapPeerMmio=0",
+            false => "on kernels from 6.12 on",
+        };
         Check::fail(
             ID,
-            format!("{what}; NVIDIA's module hands the NIC untranslated addresses on kernels from 6.12 on: every transfer faults"),
+            format!("{what}; NVIDIA's module hands the NIC untranslated addresses {when}: every transfer faults"),
             format!("{fix}, or load this project's module, which maps by itself: {}", machine.install_it()),
         )
     } else {
         Check::warn(ID, format!("{what}: peer-to-peer traffic goes up to the CPU and is slower"), fix)
-    }
-    .seen(seen)]
+    };
+    let check = check.seen(seen);
+    vec![match unmapped {
+        true => check.seen("DmaRemapPeerMmio: 0 in /proc/driver/nvidia/params"),
+        false => check,
+    }]
 }
 
 /// Checks for links that are narrower or slower than both ends could be.

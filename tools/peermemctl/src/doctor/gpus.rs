@@ -2,10 +2,11 @@
 //! Section 7: what the GPUs offer, and how much of BAR1 is left.
 
 use super::devices;
+use super::{log, unload};
 use crate::check::{Check, Kind, Level};
 use crate::facts;
 use crate::kernel;
-use crate::machine::Machine;
+use crate::machine::{Machine, NoContext};
 use crate::module_file::Maker;
 use crate::nvidia::{self, Fabric};
 use crate::pci::Device;
@@ -39,6 +40,8 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
         checks.extend(refused_parts(machine, gpu));
         checks.extend(coherent(machine, gpu));
         checks.extend(fabric(machine, gpu));
+        checks.extend(context(machine, gpu));
+        checks.extend(recovery(machine, gpu));
     }
     checks.extend(fabric_manager(machine));
     if !machine.gpus().is_empty() {
@@ -190,6 +193,14 @@ fn judged(machine: &Machine, gpu: &Device, total: u64, used: u64, pinned: Option
 /// Reports whether this machine has the GPU as a whole. This check only names that the machine has
 /// a part of it; a refusal tells what the part cannot do.
 fn shared(machine: &Machine, gpu: &Device) -> Option<Check> {
+    if machine.is_host_of_vgpus(gpu) {
+        let what = "shared among virtual machines by this host's vGPU driver, which brings no CUDA for the host: run peermemctl in the virtual machines";
+        return Some(
+            Check::skip("gpus.shared", format!("GPU {} is {what}", gpu.address))
+                .about(Kind::Gpu, &gpu.address, format!("are {what}"))
+                .seen("GPU Virtualization Mode of nvidia-smi -q, nvidia_vgpu_vfio in /proc/modules"),
+        );
+    }
     let told = machine.smi.as_ref().ok()?.get(&gpu.address)?;
     let mig = match told.mig.as_deref()? {
         "Enabled" => "MIG is on: each instance pins for itself",
@@ -199,6 +210,7 @@ fn shared(machine: &Machine, gpu: &Device) -> Option<Check> {
         "None" => "not virtualized",
         "Pass-Through" => "passed through to this VM as a whole",
         "VGPU" => "a vGPU: whether it may be pinned is its profile's and the host's choice",
+        // Such memory was pinned here all the same.
         _ => "a host's, shared among VMs",
     };
     let what = format!("GPU {} is {whole}; {mig}", gpu.address);
@@ -262,7 +274,7 @@ fn coherent(machine: &Machine, gpu: &Device) -> Option<Check> {
             "have coherent memory (NVLink-C2C); NICs reach it through the CPU, whose PCIe has no ATS",
         ),
     }
-    .seen("root ports of Grace above it in /sys/bus/pci/devices"))
+    .seen("root ports of Grace above it in /sys/bus/pci/devices, or GPU C2C Mode of nvidia-smi -q"))
 }
 
 /// Returns what has the GPUs registered with the fabric of NVLink.
@@ -314,6 +326,54 @@ fn fabric(machine: &Machine, gpu: &Device) -> Option<Check> {
         ),
     };
     Some(check.about(Kind::Gpu, &gpu.address, many).seen(SEEN))
+}
+
+/// Finds GPUs on which CUDA makes no context. One that is left out on purpose is nothing to mend while there are
+/// others.
+fn context(machine: &Machine, gpu: &Device) -> Option<Check> {
+    const ID: &str = "gpus.context";
+    let none = machine.no_context(gpu)?;
+    let address = &gpu.address;
+    let others = machine.gpus().into_iter().any(|other| machine.no_context(other).is_none());
+    let (fix, seen) = match none {
+        NoContext::Excluded => (
+            format!(
+                "if that GPU is not left out for a fault: {}",
+                unload::take_out_parameter(machine, "NVreg_ExcludedGpus", "")
+            ),
+            "GPU Excluded in /proc/driver/nvidia/gpus/*/information",
+        ),
+        NoContext::WithoutInstance => (
+            match machine.setting.driver_container {
+                true => "give the node the label nvidia.com/mig.config with the instances that it shall have (all-disabled switches MIG off), by which the GPU Operator's MIG manager makes them".to_owned(),
+                false => machine.setting.on_host(&format!(
+                    "nvidia-smi mig -i {address} -lgip lists profiles; nvidia-smi mig -i {address} -cgi PROFILE -C makes an instance (-cci, where it has a GPU instance without a compute instance), which lasts until the GPU is reset; or switch MIG off: nvidia-smi -i {address} -mig 0"
+                )),
+            },
+            "MIG Mode of nvidia-smi -q, /proc/driver/nvidia/capabilities/gpu*/mig",
+        ),
+        NoContext::Prohibited => (
+            machine.setting.on_host(&format!("nvidia-smi -i {address} -c DEFAULT")),
+            "Compute Mode of nvidia-smi -q",
+        ),
+    };
+    let what = format!("GPU {address} {}", none.what());
+    let check = match none {
+        NoContext::Excluded if others => Check::skip(ID, what),
+        _ => Check::fail_unless(others, ID, what, fix),
+    };
+    Some(check.about(Kind::Gpu, address, format!("({}): each {}", machine.gpu_name(gpu), none.what())).seen(seen))
+}
+
+/// Finds GPUs that the GPU driver wants to be recovered after a fault: of that the kernel log may tell nothing more.
+fn recovery(machine: &Machine, gpu: &Device) -> Option<Check> {
+    let action = machine.told(gpu)?.recovery.as_deref()?;
+    let what = format!("had a fault, after which the GPU driver asks for: {action}");
+    Some(
+        Check::warn("gpus.recovery", format!("GPU {} {what}", gpu.address), log::recovery_cure(machine, action))
+            .about(Kind::Gpu, &gpu.address, what)
+            .seen("GPU Recovery Action (GPU Reset Status) of nvidia-smi -q"),
+    )
 }
 
 /// Looks for the fabric manager where the GPUs do not tell their state, which those before Hopper do not.

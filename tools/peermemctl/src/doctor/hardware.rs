@@ -283,7 +283,7 @@ fn no_driver(machine: &Machine, gpu: &Device) -> (String, String) {
 fn not_started(machine: &Machine, gpu: &Device) -> Option<String> {
     let smi = machine.smi.as_ref().ok();
     let has_started = machine.registrations.iter().flatten().any(|row| row.gpu.as_deref() == Some(&gpu.address));
-    if has_started || smi.is_some_and(|smi| smi.contains_key(&gpu.address)) {
+    if has_started || machine.no_context(gpu).is_some() || smi.is_some_and(|smi| smi.contains_key(&gpu.address)) {
         return None;
     }
     // A container or job is shown those GPUs that it was given.

@@ -445,7 +445,7 @@ fn recovery(line: &str) -> Option<&str> {
 /// Returns the cure for a recovery action that the driver names, by what NVIDIA says of each ("Error
 /// Recovery and Response Flags" of docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, and nvml.h of R610). A
 /// drain alone is no reset: what the driver asks for afterwards is another action, or none.
-fn recovery_cure(machine: &Machine, action: &str) -> String {
+pub fn recovery_cure(machine: &Machine, action: &str) -> String {
     let words = action.to_lowercase();
     let has = |word: &str| words.contains(word);
     let reset = || reset_gpu(machine, "that GPU");

@@ -2,6 +2,8 @@
 //! How a module is unloaded here: who uses it has to end first.
 
 use crate::machine::{Machine, NAME, OLD_MODULE};
+use crate::modprobe;
+use crate::setting::GRUB;
 use crate::text;
 use std::collections::BTreeSet;
 
@@ -49,6 +51,39 @@ pub fn reload(machine: &Machine) -> String {
         who.join("; "),
         modules.join(" ")
     )
+}
+
+/// Returns what has nvidia.ko loaded with a parameter.
+pub fn set_parameter(machine: &Machine, parameter: &str) -> String {
+    by_operator(machine, &format!("write {parameter} in")).unwrap_or_else(|| {
+        machine.setting.on_node(&format!(
+            "write options nvidia {parameter} in /etc/modprobe.d/nvidia.conf, then end all users of the GPUs and load nvidia.ko again"
+        ))
+    })
+}
+
+/// Returns what has nvidia.ko loaded without a parameter, wherever that is given; `note` follows its place.
+pub fn take_out_parameter(machine: &Machine, parameter: &str, note: &str) -> String {
+    by_operator(machine, &format!("take {parameter} out of")).unwrap_or_else(|| {
+        let name = parameter.split('=').next().unwrap_or(parameter);
+        machine.setting.on_node(&match modprobe::is_on_command_line(machine.root, &format!("nvidia.{name}")) {
+            true => format!("take nvidia.{parameter} off the kernel command line{note}{GRUB}, and reboot"),
+            false => {
+                format!("take {parameter} out of /etc/modprobe.d{note}, then load nvidia.ko again: {}", reload(machine))
+            }
+        })
+    })
+}
+
+/// Returns what the GPU Operator's users do for that. It loads nvidia.ko again only if its own configuration is
+/// another one, of which it sees the name of that ConfigMap and not what is in it (NVIDIA/aicr#2459,
+/// docs/user/validation.md of NVIDIA/aicr).
+fn by_operator(machine: &Machine, change: &str) -> Option<String> {
+    machine.setting.driver_container.then(|| {
+        format!(
+            "the modules of this node come from containers: {change} nvidia.conf of the driver's ConfigMap, give that ConfigMap another name, and put the name into spec.driver.kernelModuleConfig.name of the ClusterPolicy; under its old name, and by deleting the pod of the driver, nvidia.ko stays loaded as it is, unless FORCE_REINSTALL=true is in the environment of the pod's k8s-driver-manager"
+        )
+    })
 }
 
 /// Returns who uses a module: other modules, or the processes that have registered.

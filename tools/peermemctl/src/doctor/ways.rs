@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 11: each way in which GPU memory reaches a NIC, and the verdict over all of them.
 
-use super::{api, cure, hardware};
+use super::{api, cure, fabric, hardware};
 use crate::check::{Check, Level, Section};
 use crate::consumer::{self, Consumer, Does};
 use crate::environment::Environment;
@@ -125,7 +125,7 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
         gpus.iter().flat_map(|gpu| machine.rdma.iter().map(move |nic| way::untranslated(machine, gpu, nic)));
     if let Some(Judged::No(because)) = pairs.find(Judged::is_no) {
         let message = format!("{because}; programs prefer dma-buf, and their transfers fault");
-        let fix = machine.setting.identity_iommu();
+        let fix = fabric::through_iommu(machine);
         let mut check = Check::warn(ID, message, fix).seen("iommu_group/type of the NIC, /proc/sys/kernel/osrelease");
         let found = sections.iter_mut().flat_map(|section| &mut section.checks);
         if let Some(cause) = found.into_iter().find(|check| check.id == IOMMU && check.is_finding()) {

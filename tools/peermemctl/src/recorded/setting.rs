@@ -10,8 +10,9 @@ use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia;
 use crate::setting::{
-    container_of, Setting, APPTAINER, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY, NSPAWN, OSTREE_BOOTED,
-    OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG, XEN,
+    container_of, root_options, Setting, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY,
+    MOUNTS, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
+    TRANSACTIONAL_UPDATE, XEN,
 };
 use crate::topology_file;
 
@@ -78,9 +79,16 @@ impl Recorder<'_> {
             CONFIDENTIAL_NODES[1],
             OSTREE_BOOTED,
             RPM_OSTREE,
+            BOOTC_PROGRAM,
+            TRANSACTIONAL_UPDATE,
             SYSTEMD,
         ] {
             self.existence(path);
+        }
+        // The names of devices may be those of hosts.
+        if let Some(options) = root_options(self.root).filter(|_| self.root.exists(TRANSACTIONAL_UPDATE)) {
+            let kind = if options.split(',').any(|option| option == "ro") { "ro" } else { "rw" };
+            self.text(MOUNTS, &format!("root / none {kind} 0 0\n"));
         }
         if self.root.exists(DRIVER_READY) {
             self.lines(DRIVER_READY, |line| line.starts_with("IS_HOST_DRIVER="));
@@ -116,13 +124,22 @@ impl Recorder<'_> {
         }
         for gpu in self.root.names("/proc/driver/nvidia/gpus") {
             self.lines(&format!("/proc/driver/nvidia/gpus/{gpu}/information"), |line| {
-                line.starts_with("Model:") || line.starts_with("Device Minor:")
+                ["Model:", "Device Minor:", "GPU Excluded:"].iter().any(|key| line.starts_with(key))
             });
             if let Some(folder) = nvidia::mig_folder(self.root, &gpu) {
-                for name in self.root.names(&folder) {
-                    self.existence(&format!("{folder}/{name}"));
-                }
+                self.folder(&folder);
             }
+        }
+    }
+
+    /// Records what is in a folder, or the folder alone if it is empty.
+    fn folder(&mut self, path: &str) {
+        let names = self.root.names(path);
+        if names.is_empty() {
+            self.existence(path);
+        }
+        for name in names {
+            self.folder(&format!("{path}/{name}"));
         }
     }
 
@@ -150,7 +167,8 @@ impl Recorder<'_> {
             }
         }
         let words = self.root.line(modprobe::COMMAND_LINE).unwrap_or_default();
-        let lists: Vec<&str> = words.split_ascii_whitespace().filter(|word| modprobe::is_list_of(word, NAME)).collect();
+        let is_kept = |word: &&str| modprobe::is_list_of(word, NAME) || word.starts_with("nvidia.NVreg_");
+        let lists: Vec<&str> = words.split_ascii_whitespace().filter(is_kept).collect();
         if !lists.is_empty() {
             self.text(modprobe::COMMAND_LINE, &format!("{}\n", lists.join(" ")));
         }
