@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 283] = [
+const CASES: [Case; 285] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1248,6 +1248,23 @@ const CASES: [Case; 283] = [
         &["its control groups are of a namespace of their own", "no file of a container raises it"],
         &["> /etc/security/limits.d", "log in again"],
     ),
+    // Errors of NVSwitches, variables of files, and who holds a callback.
+    case(
+        "public-nccl-conf",
+        (1, 0),
+        &[
+            "because NCCL_IB_DISABLE=1 of /etc/nccl.conf takes mlx5_0 away",
+            "take NCCL_IB_DISABLE out of /etc/nccl.conf, or set NCCL_IB_DISABLE=0, which wins over that file",
+        ],
+        &["unset NCCL_IB_DISABLE"],
+    ),
+    case(
+        "public-nccl-conf-level",
+        (1, 0),
+        &["take NCCL_NET_GDR_LEVEL out of /etc/nccl.conf, or set NCCL_NET_GDR_LEVEL=PIX, which wins over that file"],
+        &["unset NCCL_"],
+    ),
+    // Commands that a node does not have, and errors whose cause is a setting.
 ];
 
 #[test]

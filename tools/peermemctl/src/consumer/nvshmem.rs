@@ -2,7 +2,7 @@
 //! NVSHMEM. Of its NICs it takes the nearest, however far that is.
 
 use super::{as_it_is, by_file, lists, put_back, sure_of, Consumer, Keeps, Pairing, Refusal};
-use crate::environment::Environment;
+use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
 use crate::nvidia;
@@ -44,10 +44,8 @@ pub const NVSHMEM: Consumer = Consumer {
     told_by: sure_of,
     maps: as_it_is,
     registers: |machine, environment, offered| {
-        let dma_buf = match environment.says_yes("NVSHMEM_IB_DISABLE_DMABUF") {
-            true => Err(Keeps::by("NVSHMEM_IB_DISABLE_DMABUF", "1")),
-            false => Ok(()),
-        };
+        let yes = environment.given("NVSHMEM_IB_DISABLE_DMABUF").filter(Given::says_yes);
+        let dma_buf = yes.map_or(Ok(()), |yes| Err(Keeps::by(&yes, "0")));
         by_file(machine, &FILES, dma_buf, offered, "skips its InfiniBand transports")
     },
     refuses: |pairing, _, environment| {

@@ -92,7 +92,7 @@ impl Recorder<'_> {
         }
         // This is the file that a program finds whose user sets nothing.
         let environment = Environment::of_command(self.root, &["env".to_owned(), "-i".to_owned()]);
-        if let Some(file) = environment.nccl("NCCL_TOPO_FILE").map(|(file, _)| file.to_owned()) {
+        if let Some(file) = environment.nccl("NCCL_TOPO_FILE").map(|given| given.value.to_owned()) {
             if let Ok(text) = self.root.text(&file) {
                 self.text(&file, &topology_file::without_ids(&text));
             }
