@@ -230,7 +230,7 @@ pub const CHECKS: [Entry; 77] = [
     entry(
         "gpus.override",
         "PeerMappingOverride of nvidia.ko.",
-        "NVSHMEM IBGDA and UCX GDAKI need it, and nobody else.",
+        "NVSHMEM IBGDA, UCX GDAKI and NCCL GIN where the GPU posts to an EFA need it, and nobody else.",
     ),
     entry(
         "fabric.nodes",

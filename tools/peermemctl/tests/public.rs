@@ -1564,6 +1564,20 @@ fn variables_that_close_a_way_are_heeded() {
     }
 }
 
+/// An EFA is served by a plugin of NCCL's, and other NICs than mlx5 by a thread of the CPU.
+#[test]
+fn gin_takes_nics_by_its_type() {
+    for (tree, line, wanted) in [
+        ("public-efa", "./t", ": unknown, mlx5_0 is an EFA: its GIN takes an EFA by the plugin aws-ofi-nccl"),
+        ("public-efa", "env NCCL_GIN_TYPE=5 ./t", "which nvidia.ko refuses without PeerMappingOverride=1"),
+        ("public-irdma", "./t", "only these serve GPU-initiated queues"),
+        ("public-irdma", "env NCCL_GIN_TYPE=2 ./t", ": yes"),
+    ] {
+        let (_, said) = of_command(tree, "consumers.gin", &line.split(' ').collect::<Vec<_>>());
+        assert!(said.contains(wanted), "{tree}, {line}: {said}");
+    }
+}
+
 /// A "no" for the programs that are asked about has their own reason.
 #[test]
 fn a_program_that_is_asked_about_is_told_why_not() {

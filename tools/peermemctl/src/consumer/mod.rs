@@ -213,6 +213,7 @@ impl Consumer {
         let rule = match self.id {
             "consumers.nccl" if OFI_PLUGINS.iter().any(|file| machine.root.exists(file)) => return does,
             "consumers.nccl" => &facts::EFA_NCCL,
+            "consumers.gin" => &facts::EFA_GIN,
             "consumers.ucx" => &facts::EFA_UCX,
             "consumers.libfabric" if !by_itself => &facts::EFA_LIBFABRIC,
             "consumers.sharp" => {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NCCL: its InfiniBand transport, its GPU-initiated networking (GIN), and its SHARP plugin.
 
-use super::{as_it_is, by_file, lists, put_back, sure_of, takes_away, Consumer, Keeps, Pairing, Refusal};
+use super::{as_it_is, by_file, lists, nvshmem, put_back, sure_of, takes_away, Consumer, Keeps, Pairing, Refusal};
 use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
@@ -39,8 +39,7 @@ pub const GIN: Consumer = Consumer {
     registers: |machine, environment, offered| {
         by_file(machine, &[SYS_VERSION], dma_buf(environment), offered, "is not available")
     },
-    refuses: |pairing, _, environment| {
-        let mlx5 = pairing.nic.module.as_deref() == Some("mlx5_ib");
+    refuses: |pairing, machine, environment| {
         if let Some((Number::Is(0), given)) = Number::of("NCCL_GIN_ENABLE", environment) {
             return Some(Refusal {
                 because: format!("{} switches it off", given.words()),
@@ -48,15 +47,34 @@ pub const GIN: Consumer = Consumer {
                 seen: given.place,
             });
         }
-        off(pairing, environment).or_else(|| {
-            (!mlx5).then(|| Refusal {
-                because: format!("{} is not an mlx5 NIC, and only these serve GPU-initiated queues", pairing.nic.name),
-                set: Some("set NCCL_GIN_TYPE=2, which has a CPU thread do it".to_owned()),
-                seen: "driver of the NIC".to_owned(),
-            })
-        })
+        off(pairing, environment).or_else(|| by_type(pairing, machine, environment))
     },
 };
+
+/// Returns why nobody posts to the queues of a NIC: NCCL_GIN_TYPE has a thread of the CPU do it (2), or the GPU
+/// to an EFA (5).
+fn by_type(pairing: &Pairing, machine: &Machine, environment: &Environment) -> Option<Refusal> {
+    let given = Number::of("NCCL_GIN_TYPE", environment);
+    let asks_for = |wanted: i64| given.as_ref().filter(|(number, _)| *number == Number::Is(wanted));
+    let nic = &pairing.nic.name;
+    if vendor(pairing.nic) == Vendor::Efa {
+        let (_, given) = asks_for(5).filter(|_| !nvshmem::is_peer_mapping_overridden(machine))?;
+        return Some(Refusal {
+            because: format!(
+                "{} has the GPU post to {nic}, which nvidia.ko refuses without PeerMappingOverride=1",
+                given.words()
+            ),
+            set: Some(format!("{}; or have a thread of the CPU do it: {}", nvshmem::OVERRIDE, given.take_out_or("2"))),
+            seen: "RegistryDwords in /proc/driver/nvidia/params".to_owned(),
+        });
+    }
+    let is_served = pairing.nic.module.as_deref() == Some("mlx5_ib") || asks_for(2).is_some();
+    (!is_served).then(|| Refusal {
+        because: format!("{nic} is not an mlx5 NIC, and only these serve GPU-initiated queues"),
+        set: Some("set NCCL_GIN_TYPE=2, which has a CPU thread do it".to_owned()),
+        seen: "driver of the NIC".to_owned(),
+    })
+}
 
 pub const SHARP: Consumer = Consumer {
     id: "consumers.sharp",
