@@ -304,12 +304,12 @@ pub const CHECKS: [Entry; 77] = [
     ),
     entry(
         "log.hung",
-        "Tasks that wait in the RDMA core below a free callback, or in the GPU driver: their stacks, and the kernel log.",
+        "Tasks that wait below a free callback of nvidia_peermem, gdrdrv, nvidia_fs or another client, or in the GPU driver: their stacks, and the kernel log.",
         "A task below a free callback, and one that takes away a GPU whose memory is pinned, holds the GPU driver's lock, so every CUDA call hangs, and no kill ends it. rmmod would hang, too.",
     ),
     entry(
         "log.fault",
-        "Faults of the kernel, and processors that do not come out of it, in the modules that GPU memory goes through.",
+        "Faults of the kernel, and processors that do not come out of it, in or below the modules that GPU memory goes through; a GPU that nvidia.ko lost, by its warning.",
         "Whoever held a lock then holds it for ever, so registrations hang.",
     ),
     entry(

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 285] = [
+const CASES: [Case; 293] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1264,6 +1264,39 @@ const CASES: [Case; 285] = [
         &["take NCCL_NET_GDR_LEVEL out of /etc/nccl.conf, or set NCCL_NET_GDR_LEVEL=PIX, which wins over that file"],
         &["unset NCCL_"],
     ),
+    case(
+        "public-hung-gdrdrv",
+        (2, 1),
+        &["waits below a free callback of gdrdrv", "use count 3", "update GDRCopy"],
+        &["callback of nvidia_peermem", "update the RDMA core"],
+    ),
+    case(
+        "public-hung-nvidia-fs",
+        (2, 1),
+        &["waits below a free callback of nvidia_fs", "update GPUDirect Storage"],
+        &["callback of nvidia_peermem", "update the RDMA core"],
+    ),
+    case(
+        "public-hung-other-client",
+        (2, 1),
+        &["process 777 (python3) waits below a free callback of acme_gpu", "afterwards update acme_gpu"],
+        &["callback of nvidia_peermem", "update the RDMA core"],
+    ),
+    case(
+        "public-blocked-in-nvidia-fs",
+        (1, 0),
+        &["task fio (812) waits in nvidia_fs, and nothing that was read tells for whom"],
+        &["every CUDA call hangs", "rmmod"],
+    ),
+    case("public-oops-in-nvidia-fs", (1, 0), &["the kernel faulted in nvidia_fs", "Begin with: reboot"], &["rmmod"]),
+    case("public-oops-below-gdrdrv", (1, 0), &["the kernel faulted below gdrdrv", "Begin with: reboot"], &["faulted in"]),
+    case("public-oops-elsewhere", (0, 0), &["USABLE"], &["the kernel faulted", "reboot"]),
+    case(
+        "public-lost-gpu",
+        (1, 0),
+        &["nvidia.ko did not find a GPU that it was to give back", "if nvidia-smi hangs, reboot"],
+        &[],
+    ),
     // Commands that a node does not have, and errors whose cause is a setting.
 ];
 
@@ -1339,6 +1372,7 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-api-mismatch", "was updated to 595.71.05"),
         ("public-stall-then-warning", "USABLE"),
         ("public-blacklist-overridden", "Begin with: modprobe nvidia-peermem"),
+        ("public-hung-gdrdrv", "update GDRCopy"),
     ] {
         let again = tempfile::tempdir().unwrap();
         let file = again.path().join("again.tree");
