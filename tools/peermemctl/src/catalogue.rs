@@ -319,7 +319,7 @@ pub const CHECKS: [Entry; 77] = [
     ),
     entry(
         "log.xid",
-        "The Xids of each GPU in the kernel log: what the driver asks for (Xid 154), or the last that needs somebody to act by NVIDIA's catalogue, unless the driver took that back; else the last of all.",
+        "The Xids of each GPU in the kernel log: what the driver asks for (Xid 154), or the last that needs somebody to act by NVIDIA's catalogue, unless the driver took that back; else the last of all. The last SXid of the NVSwitches that is fatal.",
         "After some, the GPU does nothing until it is reset. What an Xid asks for that no list here has is said not to be known.",
     ),
     entry(

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 293] = [
+const CASES: [Case; 296] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1249,6 +1249,22 @@ const CASES: [Case; 293] = [
         &["> /etc/security/limits.d", "log in again"],
     ),
     // Errors of NVSwitches, variables of files, and who holds a callback.
+    case(
+        "public-nvswitch-fatal",
+        (1, 0),
+        &[
+            "NVSwitch 0000:05:00.0 reported a fatal SXid since the kernel was booted, last 20034 (Link 30 LTSSM Fault Up)",
+            "without -i: all GPUs and NVSwitches are reset together",
+        ],
+        &["0000:06:00.0 reported", "nvidia-smi -r -i N"],
+    ),
+    case("public-nvswitch-nonfatal", (0, 0), &["USABLE"], &["SXid", "fix:"]),
+    case(
+        "public-nvswitch-fatal-guest",
+        (1, 0),
+        &["reported a fatal SXid", "restart this virtual machine"],
+        &["systemctl stop"],
+    ),
     case(
         "public-nccl-conf",
         (1, 0),

@@ -137,6 +137,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks.extend(lost_gpu(machine));
     checks.extend(pcie_error(machine));
     checks.extend(xid(machine));
+    checks.extend(switch_error(machine));
     checks.extend(other_version(machine));
     checks.extend(nic_health(machine));
     checks.extend(blocked_by_iommu(machine));
@@ -635,6 +636,43 @@ fn xid(machine: &Machine) -> Vec<Check> {
     found.into_iter().map(check).collect()
 }
 
+/// Returns the NVSwitch, the number and the words of an SXid that is fatal: "nvidia-nvswitch0: SXid
+/// (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up". Lines with "Severity", "Data" or "Non-fatal" follow
+/// such a line, or need nobody.
+fn sxid_of(line: &str) -> Option<(&str, &str, &str)> {
+    let (switch, rest) = line.split_once("SXid (PCI:")?.1.split_once("): ")?;
+    let (number, words) = rest.split_once(", Fatal")?;
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| (switch, number, words.trim_start_matches([',', ' '])))
+}
+
+/// Reports the last fatal error of an NVSwitch (the chapters on SXids of NVIDIA's Fabric Manager guide, as
+/// components/accelerator/nvidia/sxid of leptonai/gpud has them).
+fn switch_error(machine: &Machine) -> Option<Check> {
+    let (line, (_, number, words)) =
+        machine.log.iter().flatten().rev().find_map(|line| Some((line, sxid_of(line)?)))?;
+    let mut switches: Vec<&str> = machine.log.iter().flatten().filter_map(|line| Some(sxid_of(line)?.0)).collect();
+    switches.sort_unstable();
+    switches.dedup();
+    let fix = match machine.setting.virtual_machine {
+        Some(_) => {
+            format!("{}; if it comes again, have its host reset all GPUs and NVSwitches", restart_guest(machine))
+        }
+        None => format!("{}; if it comes again, reboot", reset_fabric(machine)),
+    };
+    Some(
+        Check::warn(
+            "log.xid",
+            format!(
+                "NVSwitch {} reported a fatal SXid since the kernel was booted, last {number} ({words}): traffic of GPUs over NVLink may be stopped, and CUDA with it",
+                switches.join(", ")
+            ),
+            fix,
+        )
+        .seen(format!("kernel log: {line}")),
+    )
+}
+
 /// Returns the version of a program's libraries that nvidia.ko refused, and nvidia.ko's own, by
 /// what rm_is_supported_ioctl() of NVIDIA's driver writes: "NVRM: API mismatch: the client has the
 /// version 580.95.05, but NVRM: this kernel module has the version 580.82.07." Later drivers name
@@ -874,6 +912,19 @@ fn restart_guest(machine: &Machine) -> String {
         Some(_) => format!("on the host, not in this container: {guest}"),
         None => guest.to_owned(),
     }
+}
+
+/// Returns how all GPUs and NVSwitches of a machine are reset together.
+fn reset_fabric(machine: &Machine) -> String {
+    let setting = &machine.setting;
+    if setting.driver_container {
+        return setting.on_host(
+            "reboot the node: all GPUs and NVSwitches have to be reset together, and the driver's container holds them",
+        );
+    }
+    setting.on_host(
+        "end every user of the GPUs (fuser -v /dev/nvidia*), systemctl stop nvidia-persistenced nvidia-fabricmanager, then nvidia-smi -r (without -i: all GPUs and NVSwitches are reset together), then start both again",
+    )
 }
 
 /// Returns how a GPU is reset: nvidia-persistenced and all users hold it, and the reset is refused
