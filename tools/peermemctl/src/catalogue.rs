@@ -314,7 +314,7 @@ pub const CHECKS: [Entry; 77] = [
     ),
     entry(
         "log.pcie",
-        "Uncorrectable errors of PCIe at GPUs, NICs and the ports above them, unless the kernel reports that it recovered.",
+        "Uncorrectable errors of PCIe at GPUs, NICs and the ports above them, unless the kernel reports that it recovered; violations of ACS, which it cannot recover from.",
         "What was under way is lost, and often the device, too: nvidia.ko takes no part in the kernel's recovery.",
     ),
     entry(

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 296] = [
+const CASES: [Case; 299] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1314,6 +1314,19 @@ const CASES: [Case; 296] = [
         &[],
     ),
     // Commands that a node does not have, and errors whose cause is a setting.
+    case(
+        "public-acs-violation",
+        (1, 0),
+        &["ACS of the port 0000:17:00.0 refused a transfer", "setpci -s 0000:17:00.0 ECAP_ACS+6.w=0"],
+        &["slot, riser", "PCIe lost transfers"],
+    ),
+    case(
+        "public-acs-violation-lockdown",
+        (1, 0),
+        &["pci=config_acs=xxxxx00@0000:17:00.0"],
+        &["setpci -s", "disable_acs_redir"],
+    ),
+    case("public-acs-violation-elsewhere", (0, 0), &["USABLE"], &["ACS of the port", "PCIe lost"]),
 ];
 
 #[test]
@@ -1388,6 +1401,7 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-api-mismatch", "was updated to 595.71.05"),
         ("public-stall-then-warning", "USABLE"),
         ("public-blacklist-overridden", "Begin with: modprobe nvidia-peermem"),
+        ("public-acs-violation", "setpci -s 0000:17:00.0"),
         ("public-hung-gdrdrv", "update GDRCopy"),
     ] {
         let again = tempfile::tempdir().unwrap();

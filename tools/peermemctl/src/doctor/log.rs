@@ -135,6 +135,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = hung(machine).into_iter().collect();
     checks.extend(fault(machine));
     checks.extend(lost_gpu(machine));
+    checks.extend(refused_by_acs(machine));
     checks.extend(pcie_error(machine));
     checks.extend(xid(machine));
     checks.extend(switch_error(machine));
@@ -818,6 +819,7 @@ fn pcie_error(machine: &Machine) -> Option<Check> {
     };
     let mut unjudged: Vec<_> = devices(machine).into_iter().map(|(name, address)| way(name, address)).collect();
     let mut lost: Vec<(String, &String)> = Vec::new();
+    let refusing: Vec<&str> = machine.log.iter().flatten().filter_map(|line| refusing_port(line)).collect();
     // The last word on each device counts.
     for line in machine.log.iter().flatten().rev() {
         let is_well = line.contains(PCIE_RECOVERED);
@@ -826,7 +828,7 @@ fn pcie_error(machine: &Machine) -> Option<Check> {
         if !is_well && !is_lost {
             continue;
         }
-        let Some(at) = address(line) else { continue };
+        let Some(at) = address(line).filter(|at| is_well || !refusing.contains(at)) else { continue };
         unjudged.retain(|(name, way)| {
             let is_it = way.iter().any(|port| port == at);
             if is_it && is_lost {
