@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 299] = [
+const CASES: [Case; 301] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1327,6 +1327,18 @@ const CASES: [Case; 299] = [
         &["setpci -s", "disable_acs_redir"],
     ),
     case("public-acs-violation-elsewhere", (0, 0), &["USABLE"], &["ACS of the port", "PCIe lost"]),
+    case(
+        "public-mlx5-no-keys",
+        (1, 0),
+        &["the firmware of 0000:18:00.0 made no key for a registration (limits exceeded)", "rdma resource show mr"],
+        &["is not healthy", "log in again"],
+    ),
+    case(
+        "public-mlx5-refused-key",
+        (1, 0),
+        &["made no key for a registration (bad parameter)", "firmware and its driver to versions that go together"],
+        &["is not healthy"],
+    ),
 ];
 
 #[test]

@@ -141,6 +141,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks.extend(switch_error(machine));
     checks.extend(other_version(machine));
     checks.extend(nic_health(machine));
+    checks.extend(refused_key(machine));
     checks.extend(blocked_by_iommu(machine));
     checks.extend(unread(machine));
     checks
@@ -760,6 +761,39 @@ fn nic_health(machine: &Machine) -> Vec<Check> {
         .seen(format!("kernel log: {line}"))
     };
     NICS.iter().zip(sick).filter_map(|(of, found)| Some((of, found?))).map(check).collect()
+}
+
+/// Reports the last registration for which the firmware of an mlx5 NIC made no key.
+fn refused_key(machine: &Machine) -> Option<Check> {
+    let status = |line: &'_ String| {
+        let is_it = line.contains("mlx5_") && MAKES_KEY.iter().any(|command| line.contains(command));
+        let (_, rest) = line.split_once(FAILED_STATUS).filter(|_| is_it)?;
+        Some(rest.split('(').next().unwrap_or_default().to_owned())
+    };
+    let (line, status) = machine.log.iter().flatten().rev().find_map(|line| Some((line, status(line)?)))?;
+    let nic = address(line).unwrap_or("a NIC");
+    let setting = &machine.setting;
+    let (errno, fix) = match status.as_str() {
+        // openucx/ucx#6264
+        "limits exceeded" | "no resources" => (
+            "\"Cannot allocate memory\", whatever memlock is",
+            setting.on_host("end programs that hold registrations, or have them register fewer and larger regions: rdma resource show mr counts them"),
+        ),
+        _ => (
+            "\"Invalid argument\" or the like",
+            setting.on_hardware("bring the NIC's firmware and its driver to versions that go together (mlxfwmanager, or what brings the RDMA core), and look for the syndrome of that line in their release notes"),
+        ),
+    };
+    Some(
+        Check::warn(
+            "log.mlx5",
+            format!(
+                "the firmware of {nic} made no key for a registration ({status}): such registrations fail with {errno}"
+            ),
+            fix,
+        )
+        .seen(format!("kernel log: {line}")),
+    )
 }
 
 /// Returns the PCI address in a line of the log.
