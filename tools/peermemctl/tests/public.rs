@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 301] = [
+const CASES: [Case; 303] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1315,6 +1315,18 @@ const CASES: [Case; 301] = [
     ),
     // Commands that a node does not have, and errors whose cause is a setting.
     case(
+        "public-talos-reset",
+        (1, 0),
+        &["talosctl service ext-nvidia-persistenced stop", "kubectl debug node/NODE", "talosctl reboot"],
+        &["systemctl"],
+    ),
+    case(
+        "public-talos-pod",
+        (1, 0),
+        &["on the host, not in this container: talosctl service ext-nvidia-persistenced stop"],
+        &["systemctl"],
+    ),
+    case(
         "public-acs-violation",
         (1, 0),
         &["ACS of the port 0000:17:00.0 refused a transfer", "setpci -s 0000:17:00.0 ECAP_ACS+6.w=0"],
@@ -1415,6 +1427,7 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-blacklist-overridden", "Begin with: modprobe nvidia-peermem"),
         ("public-acs-violation", "setpci -s 0000:17:00.0"),
         ("public-hung-gdrdrv", "update GDRCopy"),
+        ("public-talos-pod", "talosctl service"),
     ] {
         let again = tempfile::tempdir().unwrap();
         let file = again.path().join("again.tree");
