@@ -5,6 +5,7 @@ use crate::facts;
 use crate::kernel;
 use crate::log_words::ENCRYPTION;
 use crate::machine::Machine;
+use crate::module_file::{self, ModuleFile};
 use crate::nvidia;
 use crate::pci::Device;
 use crate::rdma::RdmaDevice;
@@ -208,9 +209,10 @@ impl Setting {
             virtual_machine: virtual_machine(root),
             container,
             namespaces,
-            // With a driver of the host, the GPU Operator may have that folder all the same.
+            // With a driver of the host, the GPU Operator may have that folder all the same, or have left it.
             driver_container: !is_host_driver(root)
-                && (is_there(root, DRIVER_CONTAINER) || root.exists("/run/nvidia/validations/.driver-ctr-ready")),
+                && (root.exists("/run/nvidia/validations/.driver-ctr-ready")
+                    || is_there(root, DRIVER_CONTAINER) && !is_file_of_host(root)),
             ofed_container: is_there(root, OFED_CONTAINER),
             rdma_by_namespace: root.line("/sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N"),
             tegra: is_tegra(root),
@@ -537,6 +539,16 @@ pub const SYSTEMD: &str = "/run/systemd/system";
 fn is_host_driver(root: &Root) -> bool {
     let ready = root.text(DRIVER_READY).unwrap_or_default();
     root.exists(HOST_DRIVER) || ready.lines().any(|line| line.trim() == "IS_HOST_DRIVER=true")
+}
+
+/// Returns whether the loaded nvidia.ko is the one that is installed on the host.
+fn is_file_of_host(root: &Root) -> bool {
+    let of_file = || {
+        let path = module_file::chosen(root, &kernel::release(root)?, "nvidia")?;
+        ModuleFile::read(root, &path).ok()?.field("srcversion").map(str::to_owned)
+    };
+    let loaded = root.line("/sys/module/nvidia/srcversion").filter(|version| !version.is_empty());
+    loaded.is_some() && loaded == of_file()
 }
 
 /// Returns whether there is a folder, and something in it.

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 303] = [
+const CASES: [Case; 304] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1351,6 +1351,7 @@ const CASES: [Case; 303] = [
         &["made no key for a registration (bad parameter)", "firmware and its driver to versions that go together"],
         &["is not healthy"],
     ),
+    case("public-operator-gone", (1, 0), &["modules are the host's", "fix: modprobe nvidia-peermem"], &["packaging/container"]),
 ];
 
 #[test]
