@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 /// Variables by name.
-type Variables = BTreeMap<String, String>;
+pub type Variables = BTreeMap<String, String>;
 
 /// The environment that is meant if nobody names another.
 const OWN: &str = "this shell";

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 304] = [
+const CASES: [Case; 306] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1339,6 +1339,8 @@ const CASES: [Case; 304] = [
         &["setpci -s", "disable_acs_redir"],
     ),
     case("public-acs-violation-elsewhere", (0, 0), &["USABLE"], &["ACS of the port", "PCIe lost"]),
+    case("public-autoload-variable", (0, 0), &["the module is loaded at boot by gpu.service"], &["nothing loads"]),
+    case("public-autoload-unset-variable", (1, 0), &["nothing loads the module at boot"], &["gpu.service"]),
     case(
         "public-mlx5-no-keys",
         (1, 0),
@@ -1427,6 +1429,7 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-stall-then-warning", "USABLE"),
         ("public-blacklist-overridden", "Begin with: modprobe nvidia-peermem"),
         ("public-acs-violation", "setpci -s 0000:17:00.0"),
+        ("public-autoload-variable", "USABLE: 0 failed, 0 warnings"),
         ("public-hung-gdrdrv", "update GDRCopy"),
         ("public-talos-pod", "talosctl service"),
     ] {

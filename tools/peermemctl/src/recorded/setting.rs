@@ -125,7 +125,7 @@ impl Recorder<'_> {
     pub(super) fn loaders(&mut self) {
         for script in modprobe::scripts(self.root) {
             if is_read_at_boot(self.root, &script) && self.root.text(&script).is_ok_and(|text| is_of_module(&text)) {
-                self.lines(&script, is_of_module);
+                self.lines(&script, |line| is_of_module(line) || loads_a_variable(line));
             }
         }
         self.link(modprobe::LISTS_SERVICE);
@@ -210,10 +210,22 @@ impl Recorder<'_> {
         let is_template = |text: &str| text.split_ascii_whitespace().any(|word| modprobe::is_template_of(word, NAME));
         let pulls = |line: &str| modprobe::pulls(root, line, NAME);
         let loads = |line: &str| is_of_module(line) || of_script(line).is_some() || pulls(line);
-        if !is_template(&text.replace('=', " ")) && !text.lines().any(loads) {
+        // A variable names the module where no line does. Values of other variables are nobody's business.
+        let by_variable = modprobe::by_unit_file(root, path.to_owned(), "", NAME).filter(|line| !loads(&line.text));
+        let files: Vec<&str> =
+            text.lines().filter(|line| line.trim().starts_with(modprobe::ENVIRONMENT_FILE)).collect();
+        if !is_template(&text.replace('=', " ")) && !text.lines().any(loads) && by_variable.is_none() {
             return;
         }
-        self.lines(path, |line| loads(line) || line.trim_end().ends_with('\\') || is_template(&line.replace('=', " ")));
+        let is_needed = |line: &str| {
+            by_variable.as_ref().is_some_and(|needed| line.trim() == needed.text || files.contains(&line.trim_end()))
+        };
+        self.lines(path, |line| {
+            loads(line) || is_needed(line) || line.trim_end().ends_with('\\') || is_template(&line.replace('=', " "))
+        });
+        for (_, file) in files.iter().filter_map(|line| line.split_once('=')).filter(|_| by_variable.is_some()) {
+            self.lines(&modprobe::environment_file(file), is_of_module);
+        }
         for line in text.lines() {
             of_script(line).iter().for_each(|script| self.script(script));
             // Each unit is recorded once, since units may want each other.
@@ -226,10 +238,14 @@ impl Recorder<'_> {
     /// Records the lines of a script that load the module.
     fn script(&mut self, path: &str) {
         if self.root.script(path).is_some() {
-            // A loop names the module in one line and loads it in another.
-            self.lines(path, |line| line.starts_with("#!") || is_of_module(line) || line.contains("modprobe $"));
+            self.lines(path, |line| line.starts_with("#!") || is_of_module(line) || loads_a_variable(line));
         }
     }
+}
+
+/// Returns whether a line loads what a variable names, which a loop or another line gives it.
+fn loads_a_variable(line: &str) -> bool {
+    line.contains("modprobe ") && line.contains('$')
 }
 
 /// Returns whether a line names the module.
