@@ -295,7 +295,7 @@ pub const CHECKS: [Entry; 77] = [
     entry(
         "limits.autoload",
         "Whether something loads the module at boot.",
-        "Nobody else does: NVIDIA's driver does not. Lists of systemd, udev and initial RAM disks, softdeps, units and their scripts, rc.local and cron are read.",
+        "Nobody else does: NVIDIA's driver does not. Lists of systemd, udev and initial RAM disks, softdeps, units with their variables and scripts, rc.local, cron and prologs of Slurm are read.",
     ),
     entry(
         "limits.dkms",

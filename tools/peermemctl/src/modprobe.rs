@@ -293,11 +293,32 @@ pub fn loaded_by_udev(root: &Root, module: &str) -> Option<Line> {
     None
 }
 
-/// Returns whether a rule of udev loads a module.
+/// Returns whether a rule of udev loads a module when its device appears, as all do at boot.
 pub fn rule_loads(root: &Root, rule: &str, module: &str) -> bool {
+    if !is_at_boot(rule) {
+        return false;
+    }
     let by_program = || loads(rule, module) || rule_scripts(rule).any(|script| script_loads(root, script, module));
     let by_unit = || rule_units(rule).any(|unit| unit_loads(root, unit, module));
     rule.contains("RUN") && by_program() || by_unit()
+}
+
+/// Returns whether a rule of udev is for what devices do at boot: they are added, bound to a driver, changed.
+fn is_at_boot(rule: &str) -> bool {
+    const AT_BOOT: [&str; 3] = ["add", "bind", "change"];
+    let list = |compared: &str| {
+        let value = rule.split_once("ACTION")?.1.trim_start().strip_prefix(compared)?;
+        value.trim_start().trim_start_matches('"').split('"').next()
+    };
+    let names = |list: &str, action: &str| {
+        list.split('|')
+            .any(|name| name == action || name.strip_suffix('*').is_some_and(|start| action.starts_with(start)))
+    };
+    match (list("=="), list("!=")) {
+        (Some(list), _) => AT_BOOT.iter().any(|action| names(list, action)),
+        (None, Some(list)) => !AT_BOOT.iter().all(|action| names(list, action)),
+        (None, None) => true,
+    }
 }
 
 /// Returns the programs that a rule of udev runs.
@@ -622,6 +643,37 @@ const OPENRC: &str = "/etc/conf.d/modules";
 /// rhel-loadmodules.service, and cloud-init's.
 const SCRIPT_FOLDERS: [(&str, &str); 2] =
     [("/etc/sysconfig/modules", ".modules"), ("/var/lib/cloud/scripts/per-boot", "")];
+
+/// The folder of scripts that run before each job on many clusters of Slurm, and the configuration that names
+/// others; the second place is that of a node which is given it.
+pub const PROLOGS: &str = "/etc/slurm/prolog.d";
+pub const SLURM: [&str; 2] = ["/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"];
+
+/// Returns the scripts that Slurm runs as root on this node before each job.
+pub fn prologs(root: &Root) -> Vec<String> {
+    let of_folder = |folder: &str| -> Vec<String> {
+        root.names(folder).into_iter().map(|name| format!("{folder}/{name}")).collect()
+    };
+    let of_value = |value: &str| -> Vec<String> {
+        let value = value.split('#').next().unwrap_or_default().trim();
+        match value.strip_suffix("/*") {
+            Some(folder) => of_folder(folder),
+            None => vec![value.to_owned()],
+        }
+    };
+    let mut scripts = of_folder(PROLOGS);
+    for text in SLURM.iter().filter_map(|file| root.text(file).ok()) {
+        let set = text.lines().filter_map(|line| line.trim().split_once('='));
+        let named = set.filter(|(key, _)| key.trim().eq_ignore_ascii_case("Prolog"));
+        scripts.extend(named.flat_map(|(_, value)| of_value(value)).filter(|script| script.starts_with('/')));
+    }
+    scripts
+}
+
+/// Returns the script of Slurm's that loads a module before each job.
+pub fn loaded_by_prolog(root: &Root, module: &str) -> Option<String> {
+    prologs(root).into_iter().find(|script| root.is_executable(script) && script_loads(root, script, module))
+}
 
 /// Folders of links to the scripts of System V's init that are started with several users.
 const RUN_LEVELS: [&str; 4] = ["/etc/rc3.d", "/etc/rc5.d", "/etc/rc.d/rc3.d", "/etc/rc.d/rc5.d"];

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 306] = [
+const CASES: [Case; 308] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1341,6 +1341,8 @@ const CASES: [Case; 306] = [
     case("public-acs-violation-elsewhere", (0, 0), &["USABLE"], &["ACS of the port", "PCIe lost"]),
     case("public-autoload-variable", (0, 0), &["the module is loaded at boot by gpu.service"], &["nothing loads"]),
     case("public-autoload-unset-variable", (1, 0), &["nothing loads the module at boot"], &["gpu.service"]),
+    case("public-autoload-prolog", (0, 0), &["Slurm does so before each job, by its prolog"], &["fix:"]),
+    case("public-udev-rule-of-removal", (1, 0), &["nothing loads the module at boot"], &["the udev rule 60"]),
     case(
         "public-mlx5-no-keys",
         (1, 0),
@@ -1430,6 +1432,7 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-blacklist-overridden", "Begin with: modprobe nvidia-peermem"),
         ("public-acs-violation", "setpci -s 0000:17:00.0"),
         ("public-autoload-variable", "USABLE: 0 failed, 0 warnings"),
+        ("public-autoload-prolog", "USABLE: 0 failed, 0 warnings"),
         ("public-hung-gdrdrv", "update GDRCopy"),
         ("public-talos-pod", "talosctl service"),
     ] {

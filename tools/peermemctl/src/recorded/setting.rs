@@ -144,6 +144,12 @@ impl Recorder<'_> {
                 self.lines(&path, is_of_module);
             }
         }
+        if let Some(script) = modprobe::loaded_by_prolog(self.root, NAME) {
+            for path in modprobe::SLURM {
+                self.lines(path, |line| line.trim().get(..6).is_some_and(|key| key.eq_ignore_ascii_case("prolog")));
+            }
+            self.script(&script);
+        }
         let words = self.root.line(modprobe::COMMAND_LINE).unwrap_or_default();
         let lists: Vec<&str> = words.split_ascii_whitespace().filter(|word| modprobe::is_list_of(word, NAME)).collect();
         if !lists.is_empty() {
