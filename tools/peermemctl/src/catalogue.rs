@@ -245,7 +245,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "gpus.override",
         "PeerMappingOverride of nvidia.ko.",
-        "NVSHMEM IBGDA and UCX GDAKI need it, and nobody else.",
+        "NVSHMEM IBGDA, UCX GDAKI and NCCL GIN where the GPU posts to an EFA need it, and nobody else.",
     ),
     entry(
         "fabric.nodes",
@@ -310,7 +310,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "limits.autoload",
         "Whether something loads the module at boot.",
-        "Nobody else does: NVIDIA's driver does not. Lists of systemd, udev and initial RAM disks, softdeps, units and their scripts, rc.local and cron are read.",
+        "Nobody else does: NVIDIA's driver does not. Lists of systemd, udev and initial RAM disks, softdeps, units with their variables and scripts, rc.local, cron and prologs of Slurm are read.",
     ),
     entry(
         "limits.dkms",
@@ -319,22 +319,22 @@ pub const CHECKS: [Entry; 80] = [
     ),
     entry(
         "log.hung",
-        "Tasks that wait in the RDMA core below a free callback, or in the GPU driver: their stacks, and the kernel log.",
+        "Tasks that wait below a free callback of nvidia_peermem, gdrdrv, nvidia_fs or another client, or in the GPU driver: their stacks, and the kernel log.",
         "A task below a free callback, and one that takes away a GPU whose memory is pinned, holds the GPU driver's lock, so every CUDA call hangs, and no kill ends it. rmmod would hang, too.",
     ),
     entry(
         "log.fault",
-        "Faults of the kernel, and processors that do not come out of it, in the modules that GPU memory goes through.",
+        "Faults of the kernel, and processors that do not come out of it, in or below the modules that GPU memory goes through; a GPU that nvidia.ko lost, by its warning.",
         "Whoever held a lock then holds it for ever, so registrations hang.",
     ),
     entry(
         "log.pcie",
-        "Uncorrectable errors of PCIe at GPUs, NICs and the ports above them, unless the kernel reports that it recovered.",
+        "Uncorrectable errors of PCIe at GPUs, NICs and the ports above them, unless the kernel reports that it recovered; violations of ACS, which it cannot recover from.",
         "What was under way is lost, and often the device, too: nvidia.ko takes no part in the kernel's recovery.",
     ),
     entry(
         "log.xid",
-        "The Xids of each GPU in the kernel log: what the driver asks for (Xid 154), or the last that needs somebody to act by NVIDIA's catalogue, unless the driver took that back; else the last of all.",
+        "The Xids of each GPU in the kernel log: what the driver asks for (Xid 154), or the last that needs somebody to act by NVIDIA's catalogue, unless the driver took that back; else the last of all. The last SXid of the NVSwitches that is fatal.",
         "After some, the GPU does nothing until it is reset. What an Xid asks for that no list here has is said not to be known.",
     ),
     entry(

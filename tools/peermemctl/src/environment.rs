@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 /// Variables by name.
-type Variables = BTreeMap<String, String>;
+pub type Variables = BTreeMap<String, String>;
 
 /// The environment that is meant if nobody names another.
 const OWN: &str = "this shell";
@@ -76,15 +76,34 @@ impl<'a> Given<'a> {
         }
     }
 
+    /// Returns what takes the variable away, or for one of a file the value by which the environment wins over it.
+    pub fn take_out_or(&self, value: &str) -> String {
+        let out = self.take_out();
+        match self.is_of_file {
+            true => format!("{out}, or set {}={value}, which wins over that file", self.name),
+            false => out,
+        }
+    }
+
     /// Returns whether the value says no, as UCX reads it.
     pub fn says_no(&self) -> bool {
         is_no(self.value)
+    }
+
+    /// Returns whether the value says yes.
+    pub fn says_yes(&self) -> bool {
+        is_yes(self.value)
     }
 }
 
 /// Returns whether a value says no, as UCX, NVSHMEM and libfabric read it.
 fn is_no(value: &str) -> bool {
     matches!(value.to_ascii_lowercase().as_str(), "0" | "n" | "no" | "off" | "false")
+}
+
+/// Returns whether a value says yes, as they read it.
+fn is_yes(value: &str) -> bool {
+    matches!(value.to_ascii_lowercase().as_str(), "1" | "y" | "yes" | "on" | "true")
 }
 
 impl Environment {
@@ -220,13 +239,13 @@ impl Environment {
 
     /// Reads the file from which NCCL takes the distances.
     fn topology_file(&self, root: &Root, below: &str) -> Option<TopologyFile> {
-        let (file, place) = self.nccl("NCCL_TOPO_FILE").filter(|(file, _)| !file.is_empty())?;
-        let read = match root.text(&format!("{below}{file}")) {
+        let given = self.nccl("NCCL_TOPO_FILE").filter(|given| !given.value.is_empty())?;
+        let read = match root.text(&format!("{below}{}", given.value)) {
             Ok(text) => Topology::parse(&text),
             Err(Missing::Denied) => Err("it may not be read by this user".to_owned()),
             Err(_) => Err("it cannot be read here".to_owned()),
         };
-        Some(TopologyFile { setting: format!("NCCL_TOPO_FILE={file} of {place}"), read })
+        Some(TopologyFile { setting: given.words(), read })
     }
 
     /// Says whom a verdict is for: the one whose environment it is, or nobody in particular if that
@@ -251,22 +270,26 @@ impl Environment {
         self.variables.get(name).map(String::as_str)
     }
 
-    /// Returns the value of one of NCCL's variables, and where it is set.
-    pub fn nccl(&self, name: &str) -> Option<(&str, &str)> {
-        let own = self.get(name).map(|value| (value, self.whose.as_str()));
-        own.or_else(|| {
-            self.nccl.iter().find_map(|(file, variables)| Some((variables.get(name)?.as_str(), file.as_str())))
-        })
+    /// Returns a variable of the environment alone.
+    pub fn given<'a>(&'a self, name: &'a str) -> Option<Given<'a>> {
+        self.get(name).map(|value| Given::of_environment(name, value, &self.whose))
+    }
+
+    /// Returns a variable of NCCL's: the environment wins over its files, and of these the first.
+    pub fn nccl<'a>(&'a self, name: &'a str) -> Option<Given<'a>> {
+        let of = |(file, variables): &'a (String, Variables)| {
+            Some(Given { name, value: variables.get(name)?, place: file.clone(), is_of_file: true })
+        };
+        self.given(name).or_else(|| self.nccl.iter().find_map(of))
     }
 
     /// Returns a variable of UCX's: the environment wins over its files.
     pub fn ucx<'a>(&'a self, name: &'a str) -> Option<Given<'a>> {
-        let own = |value| Given::of_environment(name, value, &self.whose);
         let of_file = || {
             let setting = self.ucx.get(name)?;
             Some(Given { name, value: &setting.value, place: setting.file.clone(), is_of_file: true })
         };
-        self.get(name).map(own).or_else(of_file)
+        self.given(name).or_else(of_file)
     }
 
     /// Returns what of UCX's files is not understood.
@@ -281,8 +304,7 @@ impl Environment {
 
     /// Returns whether a variable says yes.
     pub fn says_yes(&self, name: &str) -> bool {
-        self.get(name)
-            .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "y" | "yes" | "on" | "true"))
+        self.get(name).is_some_and(is_yes)
     }
 }
 
@@ -370,9 +392,15 @@ mod tests {
         ]);
         let root = Root::new(dir.path());
         let environment = Environment::of_process(&root, 7).unwrap();
-        assert_eq!(environment.nccl("NCCL_DMABUF_ENABLE"), Some(("0", "process 7 (python)")));
-        assert_eq!(environment.nccl("NCCL_IB_HCA"), Some(("mlx5_2", "/home/u/.nccl.conf")));
-        assert_eq!(environment.nccl("NCCL_NET_GDR_LEVEL"), Some(("SYS", "/etc/nccl.conf")));
+        let given = |name| environment.nccl(name).unwrap();
+        let dma_buf = given("NCCL_DMABUF_ENABLE");
+        assert_eq!(dma_buf.place, "environment of process 7 (python)");
+        assert_eq!(dma_buf.take_out_or("1"), "unset NCCL_DMABUF_ENABLE");
+        assert_eq!(given("NCCL_IB_HCA").words(), "NCCL_IB_HCA=mlx5_2 of /home/u/.nccl.conf");
+        assert_eq!(
+            given("NCCL_NET_GDR_LEVEL").take_out_or("PXB"),
+            "take NCCL_NET_GDR_LEVEL out of /etc/nccl.conf, or set NCCL_NET_GDR_LEVEL=PXB, which wins over that file"
+        );
         assert!(Environment::of_process(&root, 8).is_err());
     }
 
@@ -396,9 +424,10 @@ mod tests {
         }
         let root = Root::new(dir.path());
         let of = |pid| Environment::of_process(&root, pid).unwrap();
-        assert_eq!(of(7).nccl("NCCL_IB_DISABLE"), Some(("1", "/home/u/.nccl.conf")));
-        assert_eq!(of(8).nccl("NCCL_NET"), Some(("Socket", "/etc/nccl.conf")));
-        assert_eq!(of(8).nccl("NCCL_NET_GDR_LEVEL"), None, "that of the host");
+        let words = |pid, name| of(pid).nccl(name).map(|given| given.words());
+        assert_eq!(words(7, "NCCL_IB_DISABLE").as_deref(), Some("NCCL_IB_DISABLE=1 of /home/u/.nccl.conf"));
+        assert_eq!(words(8, "NCCL_NET").as_deref(), Some("NCCL_NET=Socket of /etc/nccl.conf"));
+        assert_eq!(words(8, "NCCL_NET_GDR_LEVEL"), None, "that of the host");
         assert!(of(8).not_understood.is_empty());
         assert!(of(9).not_understood.iter().any(|note| note.contains("cannot be read")), "{:?}", of(9).not_understood);
     }

@@ -298,6 +298,13 @@ pub const EFA_NCCL: Rule = rule(
     "its own transport makes reliable connections, which an EFA does not; it takes an EFA by the plugin aws-ofi-nccl, and sockets without it",
     "NVIDIA/nccl#229, README.md of aws-ofi-nccl",
 );
+pub const EFA_GIN: Rule = rule(
+    "NCCL",
+    Some("2.31.2"),
+    None,
+    "its GIN takes an EFA by the plugin aws-ofi-nccl from 1.21 on: a thread of the CPU posts, or with NCCL_GIN_TYPE=5 the GPU, on instances p5en, p6-b200 and p6-b300 and with PeerMappingOverride=1 of nvidia.ko",
+    "doc/gin-getting-started.md of aws-ofi-nccl 1.21; aws/aws-ofi-nccl#1369",
+);
 pub const EFA_UCX: Rule = rule(
     "UCX",
     None,
@@ -344,7 +351,7 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 39] = [
+pub const ALL: [&Rule; 40] = [
     &DRIVER_TOO_OLD,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
@@ -382,6 +389,7 @@ pub const ALL: [&Rule; 39] = [
     &VERA_RUBIN,
     &EFA_FAMILIES,
     &EFA_NCCL,
+    &EFA_GIN,
     &EFA_UCX,
     &EFA_LIBFABRIC,
 ];

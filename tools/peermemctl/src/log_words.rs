@@ -23,7 +23,7 @@ pub const FAULTS: [(&str, &str); 11] = [
 ];
 /// The meaning of a fault that may be over when it is read.
 pub const STUCK: &str = "a processor did not come out of";
-const FAULTED: &str = "the kernel faulted in";
+pub const FAULTED: &str = "the kernel faulted in";
 /// The word with which the line of a program's own fault begins (arch/x86/kernel/traps.c of 7.2).
 pub const OF_PROGRAM: &str = "traps: ";
 /// The word with which the line of a warning begins (kernel/panic.c of 7.2). Its stack has a line
@@ -46,6 +46,19 @@ pub const PCIE_RECOVERED: &str = "evice recovery successful";
 /// The port writes this when it could not. Where the port contains errors (DPC), or the firmware takes
 /// them first, no other line may tell of the error.
 const PCIE_FAILED: &str = "evice recovery failed";
+
+/// The bit of an uncorrectable error by which a port says that its ACS refused a transfer: the names of
+/// drivers/pci/pcie/aer.c of 7.2, and of kernels before 4.17.
+pub const ACS_VIOLATION: [&str; 2] = ["ACSViol", "ACS Violation"];
+
+/// The command of mlx5's firmware that makes the key of a registration, as mlx5_cmd_out_err() of
+/// drivers/net/ethernet/mellanox/mlx5/core/cmd.c of 7.2 writes it, and the words that follow where it fails. Older
+/// kernels write the command in small letters.
+pub const MAKES_KEY: [&str; 2] = ["CREATE_MKEY(", "create_mkey("];
+pub const FAILED_STATUS: &str = "failed, status ";
+
+/// The function of nvidia.ko that warns where it has lost a GPU that it is to give back.
+pub const LOST_GPU: &str = "nvidia_dev_put_uuid";
 
 /// The words that a driver writes about the health of its NIC.
 pub struct Nic {
@@ -124,6 +137,8 @@ pub const ENCRYPTION: &str = "Memory Encryption Features active:";
 const SETTINGS: [&str; 2] = ["memlock", "irdma"];
 /// Modules that GPU memory goes through, beside those of the topics.
 const OTHERS: [&str; 2] = ["[gdrdrv", "[efa"];
+/// The words that the free callback of a client of the GPU driver has in its name.
+pub const FREE_CALLBACK: &str = "free_callback";
 /// The words with which the line begins that says where a fault was, in whatever module.
 pub const WHERE: [&str; 2] = ["RIP: ", "pc : "];
 
@@ -137,7 +152,9 @@ pub fn is_on_topic(line: &str) -> bool {
         || has(&WHERE)
         || has(&IOMMU)
         || has(&["Error", "Requesting"]) && has(&IRDMA)
+        || line.contains(FREE_CALLBACK)
         || line.contains(PCIE_RECOVERED)
+        || has(&ACS_VIOLATION)
         || is_pcie_error(line)
         || has(&["BUG", "LOCKUP", "handle", "fault", "Oops", "Internal", "stall"])
             && FAULTS.iter().any(|(head, _)| line.contains(head))
@@ -186,6 +203,7 @@ mod tests {
         for (head, _) in FAULTS {
             assert!(is_on_topic(&format!("{head} x")), "{head}");
         }
+        assert!(ACS_VIOLATION.iter().all(|words| is_on_topic(&format!("pcieport 0000:17:00.0:    [21] {words}"))));
         assert!(is_on_topic("pcieport 0000:17:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal)"));
         assert!([PCIE_RECOVERED, PCIE_FAILED].iter().all(|words| is_on_topic(&format!("AER: d{words}"))));
         assert!(is_on_topic("RIP: 0010:mlx5_ib_invalidate_range+0x1d0/0x5e0 [mlx5_ib]"));

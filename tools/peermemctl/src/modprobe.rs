@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The admin's configuration of modprobe, depmod and systemd-modules-load.
 
+use crate::environment::{assignment, Variables};
+use crate::launcher;
 use crate::root::Root;
 use crate::setting::{GRUB, OS_RELEASE};
 
@@ -297,11 +299,32 @@ pub fn loaded_by_udev(root: &Root, module: &str) -> Option<Line> {
     None
 }
 
-/// Returns whether a rule of udev loads a module.
+/// Returns whether a rule of udev loads a module when its device appears, as all do at boot.
 pub fn rule_loads(root: &Root, rule: &str, module: &str) -> bool {
+    if !is_at_boot(rule) {
+        return false;
+    }
     let by_program = || loads(rule, module) || rule_scripts(rule).any(|script| script_loads(root, script, module));
     let by_unit = || rule_units(rule).any(|unit| unit_loads(root, unit, module));
     rule.contains("RUN") && by_program() || by_unit()
+}
+
+/// Returns whether a rule of udev is for what devices do at boot: they are added, bound to a driver, changed.
+fn is_at_boot(rule: &str) -> bool {
+    const AT_BOOT: [&str; 3] = ["add", "bind", "change"];
+    let list = |compared: &str| {
+        let value = rule.split_once("ACTION")?.1.trim_start().strip_prefix(compared)?;
+        value.trim_start().trim_start_matches('"').split('"').next()
+    };
+    let names = |list: &str, action: &str| {
+        list.split('|')
+            .any(|name| name == action || name.strip_suffix('*').is_some_and(|start| action.starts_with(start)))
+    };
+    match (list("=="), list("!=")) {
+        (Some(list), _) => AT_BOOT.iter().any(|action| names(list, action)),
+        (None, Some(list)) => !AT_BOOT.iter().all(|action| names(list, action)),
+        (None, None) => true,
+    }
 }
 
 /// Returns the programs that a rule of udev runs.
@@ -421,7 +444,7 @@ fn by_unit(root: &Root, unit: &str, module: &str) -> Option<Line> {
 }
 
 /// Returns the line of a unit's file, or of one that adds to it, that loads a module.
-fn by_unit_file(root: &Root, file: String, instance: &str, module: &str) -> Option<Line> {
+pub fn by_unit_file(root: &Root, file: String, instance: &str, module: &str) -> Option<Line> {
     let text = continued(&root.text(&file).ok()?);
     // In a template, these names stand for what it is enabled for.
     let text = ["%i", "%I", "%j"].iter().fold(text, |text, name| text.replace(name, &instance.replace("\\x2d", "-")));
@@ -429,8 +452,72 @@ fn by_unit_file(root: &Root, file: String, instance: &str, module: &str) -> Opti
     if let Some(line) = lines.clone().find(|line| pulls(root, line, module)) {
         return Some(Line { text: line.to_owned(), file });
     }
-    let line = lines.find(|line| line.starts_with("ExecStart") && started(root, line, module))?;
+    let variables = variables_of(root, &file);
+    let line = lines.find(|line| line.starts_with("ExecStart") && started(root, line, &variables, module))?;
     Some(Line { text: line.to_owned(), file })
+}
+
+/// Returns the variables that systemd gives the programs of a unit, by any file of that unit.
+fn variables_of(root: &Root, file: &str) -> Variables {
+    // A file that adds to a unit is in the folder UNIT.d.
+    let mut names = file.rsplit('/').map(|name| name.strip_suffix(".d").unwrap_or(name));
+    let unit = names.find(|name| !name.ends_with(".conf")).unwrap_or_default();
+    let own = UNITS.iter().map(|dir| format!("{dir}/{unit}")).find(|file| root.exists(file));
+    let added = UNITS
+        .iter()
+        .map(|dir| format!("{dir}/{unit}.d"))
+        .flat_map(|folder| root.names(&folder).into_iter().map(move |name| format!("{folder}/{name}")));
+    let mut variables = Variables::new();
+    for text in own.into_iter().chain(added).filter_map(|file| root.text(&file).ok()) {
+        for (key, value) in continued(&text).lines().filter_map(|line| line.split_once('=')) {
+            match key.trim() {
+                "Environment" => variables.extend(launcher::split(value).iter().filter_map(|word| assignment(word))),
+                ENVIRONMENT_FILE => variables.extend(assigned(root, &environment_file(value))),
+                _ => {}
+            }
+        }
+    }
+    variables
+}
+
+/// The key of a unit that names a file of variables.
+pub const ENVIRONMENT_FILE: &str = "EnvironmentFile";
+
+/// Returns the file that such a key names; one with a hyphen in front may be missing.
+pub fn environment_file(value: &str) -> String {
+    value.trim().trim_start_matches('-').trim_matches('"').to_owned()
+}
+
+/// Returns the variables that a file assigns line by line, such as a list in /etc/default or a script.
+fn assigned(root: &Root, file: &str) -> Variables {
+    of_lines(&root.text(file).unwrap_or_default())
+}
+
+/// Returns the variables that the lines of a text assign: each line that is nothing else, with or without `export`.
+fn of_lines(text: &str) -> Variables {
+    let of = |line: &str| match launcher::split(line.trim().trim_end_matches(';')).as_slice() {
+        [word] => assignment(word),
+        [export, word] if export == "export" => assignment(word),
+        _ => None,
+    };
+    let text = continued(text);
+    text.lines().filter(|line| !line.trim_start().starts_with(['#', ';'])).filter_map(of).collect()
+}
+
+/// Returns a command with the values of variables in the place of `$NAME` and `${NAME}`.
+fn filled_in(command: &str, variables: &Variables) -> String {
+    let mut parts = command.split('$');
+    let mut filled = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let is_outside = |c: char| !c.is_ascii_alphanumeric() && c != '_';
+        let bare = || part.split_at(part.find(is_outside).unwrap_or(part.len()));
+        let (name, rest) = part.strip_prefix('{').and_then(|braced| braced.split_once('}')).unwrap_or_else(bare);
+        match variables.get(name) {
+            Some(value) => filled.extend([value.as_str(), rest]),
+            None => filled.extend(["$", part]),
+        }
+    }
+    filled
 }
 
 /// Returns the names of the units that others of systemd want or require by a link, as enabled ones
@@ -461,8 +548,10 @@ pub fn pulled(line: &str) -> impl Iterator<Item = &str> {
 pub fn pulls(root: &Root, line: &str, module: &str) -> bool {
     pulled(line).any(|unit| {
         let of_service = || {
-            let text = continued(&root.text(&file_of(root, unit)?).ok()?);
-            Some(text.lines().map(str::trim).any(|line| line.starts_with("ExecStart") && started(root, line, module)))
+            let file = file_of(root, unit)?;
+            let (text, variables) = (continued(&root.text(&file).ok()?), variables_of(root, &file));
+            let is_it = |line: &str| line.starts_with("ExecStart") && started(root, line, &variables, module);
+            Some(text.lines().map(str::trim).any(is_it))
         };
         is_template_of(unit, module) || of_service() == Some(true)
     })
@@ -470,30 +559,43 @@ pub fn pulls(root: &Root, line: &str, module: &str) -> bool {
 
 /// Returns whether a line such as `ExecStart=/bin/sh -c "modprobe nvidia-peermem"` loads a module,
 /// by itself or by the script that it names.
-fn started(root: &Root, line: &str, module: &str) -> bool {
+fn started(root: &Root, line: &str, variables: &Variables, module: &str) -> bool {
+    let line = filled_in(line, variables);
     let command = line.split_once('=').map_or("", |(_, command)| command);
-    loads(command, module) || script_that_loads(root, line, module).is_some()
+    loads(command, module) || script_with(root, &line, variables, module).is_some()
 }
 
 /// Returns the script that a line `ExecStart=...` of a unit runs, if it loads a module.
 pub fn script_that_loads(root: &Root, line: &str, module: &str) -> Option<String> {
+    script_with(root, line, &Variables::new(), module)
+}
+
+/// Returns the script that a line of a unit runs, if it loads a module with these variables.
+fn script_with(root: &Root, line: &str, variables: &Variables, module: &str) -> Option<String> {
     let command = line.strip_prefix("ExecStart")?.split_once('=')?.1;
     let words = command.split(|c: char| c.is_whitespace() || "\"';&|".contains(c));
     let words = words.map(|word| word.trim_start_matches(['-', '@', ':', '+', '!']));
     let is_shell = |word: &str| ["sh", "bash", "env"].contains(&word.rsplit('/').next().unwrap_or_default());
     let script = words.into_iter().find(|word| word.starts_with('/') && !is_shell(word))?;
-    script_loads(root, script, module).then(|| script.to_owned())
+    loads(&in_one_line(root, &root.script(script)?, variables), module).then(|| script.to_owned())
 }
 
 /// Returns whether a script loads a module.
 fn script_loads(root: &Root, script: &str, module: &str) -> bool {
-    loads(&in_one_line(&root.script(script).unwrap_or_default()), module)
+    loads(&in_one_line(root, &root.script(script).unwrap_or_default(), &Variables::new()), module)
 }
 
-/// Returns a script as one line: a loop goes over several.
-fn in_one_line(text: &str) -> String {
+/// Returns a script as one line, as a loop goes over several, with the values of variables that it is given, sets
+/// or reads from another file in the place of their names.
+fn in_one_line(root: &Root, text: &str, given: &Variables) -> String {
     let text = continued(text);
-    text.lines().map(str::trim).filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("; ")
+    let lines = || text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
+    let mut variables = given.clone();
+    for file in lines().filter_map(|line| line.strip_prefix(". ").or_else(|| line.strip_prefix("source "))) {
+        variables.extend(assigned(root, file.trim()));
+    }
+    variables.extend(of_lines(&text));
+    filled_in(&lines().collect::<Vec<_>>().join("; "), &variables)
 }
 
 /// Files of cron's jobs, and folders of such files.
@@ -548,6 +650,37 @@ const OPENRC: &str = "/etc/conf.d/modules";
 const SCRIPT_FOLDERS: [(&str, &str); 2] =
     [("/etc/sysconfig/modules", ".modules"), ("/var/lib/cloud/scripts/per-boot", "")];
 
+/// The folder of scripts that run before each job on many clusters of Slurm, and the configuration that names
+/// others; the second place is that of a node which is given it.
+pub const PROLOGS: &str = "/etc/slurm/prolog.d";
+pub const SLURM: [&str; 2] = ["/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"];
+
+/// Returns the scripts that Slurm runs as root on this node before each job.
+pub fn prologs(root: &Root) -> Vec<String> {
+    let of_folder = |folder: &str| -> Vec<String> {
+        root.names(folder).into_iter().map(|name| format!("{folder}/{name}")).collect()
+    };
+    let of_value = |value: &str| -> Vec<String> {
+        let value = value.split('#').next().unwrap_or_default().trim();
+        match value.strip_suffix("/*") {
+            Some(folder) => of_folder(folder),
+            None => vec![value.to_owned()],
+        }
+    };
+    let mut scripts = of_folder(PROLOGS);
+    for text in SLURM.iter().filter_map(|file| root.text(file).ok()) {
+        let set = text.lines().filter_map(|line| line.trim().split_once('='));
+        let named = set.filter(|(key, _)| key.trim().eq_ignore_ascii_case("Prolog"));
+        scripts.extend(named.flat_map(|(_, value)| of_value(value)).filter(|script| script.starts_with('/')));
+    }
+    scripts
+}
+
+/// Returns the script of Slurm's that loads a module before each job.
+pub fn loaded_by_prolog(root: &Root, module: &str) -> Option<String> {
+    prologs(root).into_iter().find(|script| root.is_executable(script) && script_loads(root, script, module))
+}
+
 /// Folders of links to the scripts of System V's init that are started with several users.
 const RUN_LEVELS: [&str; 4] = ["/etc/rc3.d", "/etc/rc5.d", "/etc/rc.d/rc3.d", "/etc/rc.d/rc5.d"];
 
@@ -577,7 +710,7 @@ fn by_script(root: &Root, module: &str) -> Option<Line> {
     let of = |file: &str, loads: &dyn Fn(&str) -> bool| {
         let text = root.text(file).ok()?;
         let mut lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
-        let in_loop = || loads(&in_one_line(&text)).then_some("in a loop");
+        let in_loop = || loads(&in_one_line(root, &text, &Variables::new())).then_some("in several lines");
         let line = lines.find(|line| loads(line)).or_else(in_loop)?;
         Some(Line { text: line.to_owned(), file: file.to_owned() })
     };
@@ -738,6 +871,28 @@ mod tests {
             ("etc/rc3.d/K10gdr", "#!/bin/sh\nmodprobe nvidia-peermem\n", false),
             ("etc/infiniband/post-start-hook.sh", "#!/bin/sh\nmodprobe nvidia-peermem\n", true),
             ("etc/cloud/cloud.cfg.d/9.cfg", "bootcmd:\n  - [modprobe, nvidia-peermem]\n", true),
+            (
+                "etc/systemd/system/peermem.service",
+                "[Service]\nEnvironment=A=1 \"MODS=nvidia-uvm nvidia-peermem\"\nExecStart=/sbin/modprobe -a $MODS\n",
+                true,
+            ),
+            (
+                "etc/systemd/system/peermem.service",
+                "[Service]\nEnvironment=MOD=nvidia-peermem\nExecStart=/bin/sh -c \"modprobe ${MOD}\"\n",
+                true,
+            ),
+            (
+                "etc/systemd/system/peermem.service",
+                "[Service]\nEnvironment=MODS=nvidia-peermem\nExecStart=/sbin/modprobe $MOD\n",
+                false,
+            ),
+            ("etc/rc.local", "#!/bin/sh\nMODS=\"nvidia-uvm nvidia-peermem\"\nmodprobe -a $MODS\n", true),
+            ("etc/rc.local", "#!/bin/sh\nMODS=nvidia-uvm\nmodprobe -a $MODS\n", false),
+            ("etc/udev/rules.d/9.rules", "ACTION==\"remove\", RUN+=\"/sbin/modprobe nvidia-peermem\"\n", false),
+            ("etc/udev/rules.d/9.rules", "ACTION==\"unbind|remove\", RUN+=\"/sbin/modprobe nvidia-peermem\"\n", false),
+            ("etc/udev/rules.d/9.rules", "ACTION==\"add|remove\", RUN+=\"/sbin/modprobe nvidia-peermem\"\n", true),
+            ("etc/udev/rules.d/9.rules", "ACTION!=\"remove\", RUN+=\"/sbin/modprobe nvidia-peermem\"\n", true),
+            ("etc/udev/rules.d/9.rules", "ACTION==\"*\", RUN+=\"/sbin/modprobe nvidia-peermem\"\n", true),
             ("etc/cloud/cloud.cfg.d/9.cfg", "bootcmd:\n  - ls\nruncmd:\n  - modprobe nvidia-peermem\n", false),
         ] {
             assert_eq!(found(path, text), wanted, "{path}: {text}");
@@ -775,6 +930,72 @@ mod tests {
                 wanted,
                 "{command}: {script}"
             );
+        }
+    }
+
+    /// The file of a unit, its drop-ins and files of variables go together.
+    #[test]
+    fn a_unit_has_the_variables_of_all_its_files() {
+        const UNIT: &str = "[Service]\nEnvironmentFile=-/etc/default/gpu\nExecStart=/opt/load $MODS\n";
+        const SCRIPT: &str = "#!/bin/sh\nmodprobe -a $MODS\n";
+        for (files, wanted) in [
+            (&[("etc/systemd/system/gpu.service", UNIT), ("opt/load", SCRIPT)][..], false),
+            (
+                &[
+                    ("etc/systemd/system/gpu.service", UNIT),
+                    ("opt/load", SCRIPT),
+                    ("etc/default/gpu", "# modules\nMODS=\"nvidia nvidia-peermem\"\n"),
+                ],
+                true,
+            ),
+            (
+                &[
+                    ("etc/systemd/system/gpu.service", "[Service]\nExecStart=/sbin/modprobe -a ${MODS}\n"),
+                    (
+                        "etc/systemd/system/gpu.service.d/a.conf",
+                        "[Service]\nEnvironment='MODS=nvidia nvidia-peermem'\n",
+                    ),
+                ],
+                true,
+            ),
+            (
+                &[
+                    ("etc/systemd/system/gpu.service", "[Service]\nExecStart=/opt/load\n"),
+                    ("opt/load", "#!/bin/sh\n. /etc/default/gpu\nfor m in $MODS; do modprobe $m; done\n"),
+                    ("etc/default/gpu", "export MODS='nvidia-peermem'\n"),
+                ],
+                true,
+            ),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let wanted_by = ("etc/systemd/system/multi-user.target.wants/gpu.service", "");
+            for (path, text) in files.iter().chain([&wanted_by]) {
+                let file = dir.path().join(path);
+                std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+                std::fs::write(file, text).unwrap();
+            }
+            let found = loaded_by_service(&Root::new(dir.path()), "nvidia_peermem");
+            assert_eq!(found.is_some(), wanted, "{files:?}");
+        }
+    }
+
+    #[test]
+    fn a_prolog_of_slurm_that_loads_is_found() {
+        for (path, text, configuration, wanted) in [
+            ("etc/slurm/prolog.d/10-gpu.sh", "#!/bin/sh\nmodprobe nvidia-peermem\n", "", true),
+            ("etc/slurm/prolog.d/10-gpu.sh", "#!/bin/sh\nmodprobe -r nvidia-peermem\n", "", false),
+            ("opt/slurm/prolog", "#!/bin/sh\nmodprobe nvidia-peermem\n", "Prolog=/opt/slurm/prolog\n", true),
+            ("opt/slurm/p/1.sh", "#!/bin/sh\nmodprobe nvidia-peermem\n", "prolog = /opt/slurm/p/* # all\n", true),
+            ("opt/slurm/prolog", "#!/bin/sh\nmodprobe nvidia-peermem\n", "TaskProlog=/opt/slurm/prolog\n", false),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            for (path, text) in [(path, text), ("etc/slurm/slurm.conf", configuration)] {
+                let file = dir.path().join(path);
+                std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+                std::fs::write(file, text).unwrap();
+            }
+            let found = loaded_by_prolog(&Root::new(dir.path()), "nvidia_peermem");
+            assert_eq!(found.is_some(), wanted, "{path}: {text}{configuration}");
         }
     }
 

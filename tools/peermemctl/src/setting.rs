@@ -5,6 +5,7 @@ use crate::facts;
 use crate::kernel;
 use crate::log_words::ENCRYPTION;
 use crate::machine::Machine;
+use crate::module_file::{self, ModuleFile};
 use crate::nvidia;
 use crate::pci::Device;
 use crate::rdma::RdmaDevice;
@@ -23,6 +24,9 @@ const OFED_CONTAINER: &str = "/run/mellanox/drivers";
 
 /// A system whose modules stand in its configuration.
 const NIXOS: &str = "NixOS";
+/// Systems without a shell on the node.
+const TALOS: &str = "Talos";
+const BOTTLEROCKET: &str = "Bottlerocket";
 /// Systems that take packages into their next boot.
 const SL_MICRO: &str = "SL Micro";
 const SLE_MICRO: &str = "SLE Micro";
@@ -44,7 +48,7 @@ pub const GRUB: &str = " (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-g
 /// line, and in modules-load.d, modprobe.d, limits.d and other files below /etc.
 const MEANS: [(&[&str], [&str; 5]); 6] = [
     (
-        &["Talos"],
+        &[TALOS],
         [
             "machine.install.extraKernelArgs of the machine configuration, then an upgrade or reboot",
             "machine.kernel.modules of the machine configuration",
@@ -74,7 +78,7 @@ const MEANS: [(&[&str], [&str; 5]); 6] = [
         ],
     ),
     (
-        &["Bottlerocket"],
+        &[BOTTLEROCKET],
         [
             "settings.boot.kernel-parameters",
             "autoload of settings.kernel.modules",
@@ -103,6 +107,70 @@ const MEANS: [(&[&str], [&str; 5]); 6] = [
             "a file in its Ignition or cloud-config",
         ],
     ),
+];
+
+/// How a system that is an image, and gives nobody a shell on the node itself, is told what others are by commands.
+struct Remote {
+    name: &'static str,
+    /// Commands, and those that do the same from elsewhere.
+    instead: &'static [(&'static str, &'static str)],
+    /// The way to other commands.
+    commands: &'static str,
+    /// The command that reboots the node.
+    reboot: &'static str,
+    /// Whether no program there may load or unload a module.
+    keeps_modules: bool,
+}
+
+const REMOTES: [Remote; 2] = [
+    // Services of its extensions have names of their own (docs.siderolabs.com, "Extension Services"), and containers
+    // have neither CAP_SYS_MODULE nor CAP_SYS_BOOT.
+    Remote {
+        name: TALOS,
+        instead: &[
+            (
+                "systemctl stop nvidia-persistenced nvidia-fabricmanager",
+                "talosctl service ext-nvidia-persistenced stop and talosctl service ext-nvidia-fabricmanager stop",
+            ),
+            ("systemctl stop nvidia-persistenced", "talosctl service ext-nvidia-persistenced stop"),
+            ("systemctl enable --now nvidia-fabricmanager", "talosctl service ext-nvidia-fabricmanager start"),
+            ("install nvidia-fabricmanager", "add the system extension nvidia-fabricmanager"),
+            ("journalctl -u nvidia-fabricmanager", "talosctl logs ext-nvidia-fabricmanager"),
+            ("journalctl -k", "talosctl dmesg"),
+            ("dmesg |", "talosctl dmesg |"),
+        ],
+        commands: "in a privileged pod of it (kubectl debug node/NODE -it -n kube-system --profile=sysadmin --image=IMAGE, with an image that has them)",
+        reboot: "talosctl reboot",
+        keeps_modules: true,
+    },
+    Remote {
+        name: BOTTLEROCKET,
+        instead: &[],
+        commands: "in a root shell of its admin container (apiclient exec admin bash, then sheltie), or in a privileged pod for those that the system has not",
+        reboot: "apiclient reboot",
+        keeps_modules: false,
+    },
+];
+
+/// Commands that cures name.
+const COMMANDS: [&str; 17] = [
+    "fuser ",
+    "setpci ",
+    "ip link ",
+    "devlink ",
+    "rmmod ",
+    "modprobe ",
+    "nvidia-smi -",
+    "grep ",
+    "rdma ",
+    "lsmod",
+    "ibstat",
+    "systemctl ",
+    "mokutil ",
+    "journalctl ",
+    "nvidia-modprobe",
+    "echo ",
+    "mlxfw",
 ];
 
 /// The file that says that a system was booted from an image of ostree, the program that adds
@@ -148,15 +216,24 @@ impl Setting {
         // In a container that file is of its own image.
         let release = root.text(OS_RELEASE).ok().filter(|_| container.is_none());
         let by_program = || if container.is_none() { fixed_by_program(root) } else { None };
+        // The kernel of a node has Talos's name, whoever asks.
+        let is_talos = root.line("/proc/sys/kernel/osrelease").is_some_and(|release| release.ends_with("-talos"));
+        let by_kernel = || is_talos.then_some(TALOS);
         Self {
-            fixed_system: release.as_deref().and_then(Self::fixed_system).or_else(by_program).map(str::to_owned),
+            fixed_system: release
+                .as_deref()
+                .and_then(Self::fixed_system)
+                .or_else(by_program)
+                .or_else(by_kernel)
+                .map(str::to_owned),
             architecture: architecture(root),
             virtual_machine: virtual_machine(root),
             container,
             namespaces,
-            // With a driver of the host, the GPU Operator may have that folder all the same.
+            // With a driver of the host, the GPU Operator may have that folder all the same, or have left it.
             driver_container: !is_host_driver(root)
-                && (is_there(root, DRIVER_CONTAINER) || root.exists("/run/nvidia/validations/.driver-ctr-ready")),
+                && (root.exists("/run/nvidia/validations/.driver-ctr-ready")
+                    || is_there(root, DRIVER_CONTAINER) && !is_file_of_host(root)),
             ofed_container: is_there(root, OFED_CONTAINER),
             rdma_by_namespace: root.line("/sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N"),
             tegra: is_tegra(root),
@@ -172,8 +249,8 @@ impl Setting {
     /// Returns the name of a system that is an image, by its os-release.
     pub fn fixed_system(os_release: &str) -> Option<&'static str> {
         const SYSTEMS: [(&str, &str); 13] = [
-            ("talos", "Talos"),
-            ("bottlerocket", "Bottlerocket"),
+            ("talos", TALOS),
+            ("bottlerocket", BOTTLEROCKET),
             ("cos", "Container-Optimized OS"),
             ("flatcar", "Flatcar"),
             ("rhcos", "Red Hat CoreOS"),
@@ -375,10 +452,10 @@ impl Setting {
     pub fn loads_by_itself(&self) -> Option<String> {
         let name = self.fixed_system.as_deref()?;
         match name {
-            "Talos" => {
+            TALOS => {
                 Some(format!("{name} loads at boot what is in machine.kernel.modules of its machine configuration"))
             }
-            "Bottlerocket" => Some(format!("{name} loads at boot what is in its settings.kernel.modules")),
+            BOTTLEROCKET => Some(format!("{name} loads at boot what is in its settings.kernel.modules")),
             _ => None,
         }
     }
@@ -409,6 +486,33 @@ impl Setting {
     /// Returns what `fix` means on this node: on a system that is an image, on a host, or in a container of it.
     pub fn on_node(&self, fix: &str) -> String {
         self.by_image(fix).unwrap_or_else(|| self.on_host(fix))
+    }
+
+    /// Returns `fix` as it is done on a node whose system gives nobody a shell.
+    pub fn without_shell(&self, fix: &str) -> String {
+        let Some(remote) = REMOTES.iter().find(|remote| Some(remote.name) == self.fixed_system.as_deref()) else {
+            return fix.to_owned();
+        };
+        let fix = remote.instead.iter().fold(fix.to_owned(), |fix, (command, other)| fix.replace(command, other));
+        let has = |words: &[&str]| words.iter().any(|word| fix.contains(word));
+        let mut notes = Vec::new();
+        let for_modules = remote.keeps_modules && has(&["rmmod ", "modprobe "]);
+        if for_modules {
+            notes.push("loads and unloads modules at boot only".to_owned());
+        }
+        // What is done in another way than by the commands of a cure says so.
+        if has(&COMMANDS) && !has(&["not changed in place"]) {
+            notes.push(format!("has no shell: commands of a host work {}", remote.commands));
+        }
+        if has(&["nvidia-smi -r"]) {
+            notes.push(format!("resets its GPUs at a reboot, too: {}", remote.reboot));
+        } else if for_modules || has(&["reboot"]) {
+            notes.push(format!("is rebooted by {}", remote.reboot));
+        }
+        match notes.is_empty() {
+            true => fix,
+            false => format!("{fix}. {} {}", remote.name, notes.join("; it ")),
+        }
     }
 
     /// Returns what to do before `command`, which changes the host's kernel.
@@ -498,6 +602,16 @@ fn is_read_only(options: &str) -> bool {
 fn is_host_driver(root: &Root) -> bool {
     let ready = root.text(DRIVER_READY).unwrap_or_default();
     root.exists(HOST_DRIVER) || ready.lines().any(|line| line.trim() == "IS_HOST_DRIVER=true")
+}
+
+/// Returns whether the loaded nvidia.ko is the one that is installed on the host.
+fn is_file_of_host(root: &Root) -> bool {
+    let of_file = || {
+        let path = module_file::chosen(root, &kernel::release(root)?, "nvidia")?;
+        ModuleFile::read(root, &path).ok()?.field("srcversion").map(str::to_owned)
+    };
+    let loaded = root.line("/sys/module/nvidia/srcversion").filter(|version| !version.is_empty());
+    loaded.is_some() && loaded == of_file()
 }
 
 /// Returns whether there is a folder, and something in it.

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 355] = [
+static CASES: [Case; 380] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1581,6 +1581,114 @@ static CASES: [Case; 355] = [
         &["make install"],
     ),
     case("public-transactional-writable", (1, 0), &["make install"], &["transactional-update"]),
+    // Errors of NVSwitches, variables of files, and who holds a callback.
+    case(
+        "public-nvswitch-fatal",
+        (1, 0),
+        &[
+            "NVSwitch 0000:05:00.0 reported a fatal SXid since the kernel was booted, last 20034 (Link 30 LTSSM Fault Up)",
+            "without -i: all GPUs and NVSwitches are reset together",
+        ],
+        &["0000:06:00.0 reported", "nvidia-smi -r -i N"],
+    ),
+    case("public-nvswitch-nonfatal", (0, 0), &["USABLE"], &["SXid", "fix:"]),
+    case(
+        "public-nvswitch-fatal-guest",
+        (1, 0),
+        &["reported a fatal SXid", "restart this virtual machine"],
+        &["systemctl stop"],
+    ),
+    case(
+        "public-nccl-conf",
+        (1, 0),
+        &[
+            "because NCCL_IB_DISABLE=1 of /etc/nccl.conf takes mlx5_0 away",
+            "take NCCL_IB_DISABLE out of /etc/nccl.conf, or set NCCL_IB_DISABLE=0, which wins over that file",
+        ],
+        &["unset NCCL_IB_DISABLE"],
+    ),
+    case(
+        "public-nccl-conf-level",
+        (1, 0),
+        &["take NCCL_NET_GDR_LEVEL out of /etc/nccl.conf, or set NCCL_NET_GDR_LEVEL=PIX, which wins over that file"],
+        &["unset NCCL_"],
+    ),
+    case(
+        "public-hung-gdrdrv",
+        (2, 1),
+        &["waits below a free callback of gdrdrv", "use count 3", "update GDRCopy"],
+        &["callback of nvidia_peermem", "update the RDMA core"],
+    ),
+    case(
+        "public-hung-nvidia-fs",
+        (2, 1),
+        &["waits below a free callback of nvidia_fs", "update GPUDirect Storage"],
+        &["callback of nvidia_peermem", "update the RDMA core"],
+    ),
+    case(
+        "public-hung-other-client",
+        (2, 1),
+        &["process 777 (python3) waits below a free callback of acme_gpu", "afterwards update acme_gpu"],
+        &["callback of nvidia_peermem", "update the RDMA core"],
+    ),
+    case(
+        "public-blocked-in-nvidia-fs",
+        (1, 0),
+        &["task fio (812) waits in nvidia_fs, and nothing that was read tells for whom"],
+        &["every CUDA call hangs", "rmmod"],
+    ),
+    case("public-oops-in-nvidia-fs", (1, 0), &["the kernel faulted in nvidia_fs", "Begin with: reboot"], &["rmmod"]),
+    case("public-oops-below-gdrdrv", (1, 0), &["the kernel faulted below gdrdrv", "Begin with: reboot"], &["faulted in"]),
+    case("public-oops-elsewhere", (0, 0), &["USABLE"], &["the kernel faulted", "reboot"]),
+    case(
+        "public-lost-gpu",
+        (1, 0),
+        &["nvidia.ko did not find a GPU that it was to give back", "if nvidia-smi hangs, reboot"],
+        &[],
+    ),
+    // Commands that a node does not have, and errors whose cause is a setting.
+    case(
+        "public-talos-reset",
+        (1, 0),
+        &["talosctl service ext-nvidia-persistenced stop", "kubectl debug node/NODE", "talosctl reboot"],
+        &["systemctl"],
+    ),
+    case(
+        "public-talos-pod",
+        (1, 0),
+        &["on the host, not in this container: talosctl service ext-nvidia-persistenced stop"],
+        &["systemctl"],
+    ),
+    case(
+        "public-acs-violation",
+        (1, 0),
+        &["ACS of the port 0000:17:00.0 refused a transfer", "setpci -s 0000:17:00.0 ECAP_ACS+6.w=0"],
+        &["slot, riser", "PCIe lost transfers"],
+    ),
+    case(
+        "public-acs-violation-lockdown",
+        (1, 0),
+        &["pci=config_acs=xxxxx00@0000:17:00.0"],
+        &["setpci -s", "disable_acs_redir"],
+    ),
+    case("public-acs-violation-elsewhere", (0, 0), &["USABLE"], &["ACS of the port", "PCIe lost"]),
+    case("public-autoload-variable", (0, 0), &["the module is loaded at boot by gpu.service"], &["nothing loads"]),
+    case("public-autoload-unset-variable", (1, 0), &["nothing loads the module at boot"], &["gpu.service"]),
+    case("public-autoload-prolog", (0, 0), &["Slurm does so before each job, by its prolog"], &["fix:"]),
+    case("public-udev-rule-of-removal", (1, 0), &["nothing loads the module at boot"], &["the udev rule 60"]),
+    case(
+        "public-mlx5-no-keys",
+        (1, 0),
+        &["the firmware of 0000:18:00.0 made no key for a registration (limits exceeded)", "rdma resource show mr"],
+        &["is not healthy", "log in again"],
+    ),
+    case(
+        "public-mlx5-refused-key",
+        (1, 0),
+        &["made no key for a registration (bad parameter)", "firmware and its driver to versions that go together"],
+        &["is not healthy"],
+    ),
+    case("public-operator-gone", (1, 0), &["modules are the host's", "fix: modprobe nvidia-peermem"], &["packaging/container"]),
 ];
 
 #[test]
@@ -1673,6 +1781,11 @@ fn a_recording_of_a_public_machine_has_its_cure() {
         ("public-api-mismatch", "was updated to 595.71.05"),
         ("public-stall-then-warning", "USABLE"),
         ("public-blacklist-overridden", "Begin with: modprobe nvidia-peermem"),
+        ("public-acs-violation", "setpci -s 0000:17:00.0"),
+        ("public-autoload-variable", "USABLE: 0 failed, 0 warnings"),
+        ("public-autoload-prolog", "USABLE: 0 failed, 0 warnings"),
+        ("public-hung-gdrdrv", "update GDRCopy"),
+        ("public-talos-pod", "talosctl service"),
     ] {
         let again = tempfile::tempdir().unwrap();
         let file = again.path().join("again.tree");
@@ -1895,6 +2008,20 @@ fn variables_that_close_a_way_are_heeded() {
     ] {
         let (_, said) = of_command("one-pair", id, &line.split(' ').collect::<Vec<_>>());
         assert!(said.contains(wanted), "{line}: {said}");
+    }
+}
+
+/// An EFA is served by a plugin of NCCL's, and other NICs than mlx5 by a thread of the CPU.
+#[test]
+fn gin_takes_nics_by_its_type() {
+    for (tree, line, wanted) in [
+        ("public-efa", "./t", ": unknown, mlx5_0 is an EFA: its GIN takes an EFA by the plugin aws-ofi-nccl"),
+        ("public-efa", "env NCCL_GIN_TYPE=5 ./t", "which nvidia.ko refuses without PeerMappingOverride=1"),
+        ("public-irdma", "./t", "only these serve GPU-initiated queues"),
+        ("public-irdma", "env NCCL_GIN_TYPE=2 ./t", ": yes"),
+    ] {
+        let (_, said) = of_command(tree, "consumers.gin", &line.split(' ').collect::<Vec<_>>());
+        assert!(said.contains(wanted), "{tree}, {line}: {said}");
     }
 }
 

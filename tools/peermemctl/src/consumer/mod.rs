@@ -9,7 +9,7 @@ pub mod nvshmem;
 pub mod ucx;
 
 use crate::doctor::hardware;
-use crate::environment::Environment;
+use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
 use crate::pci::{Device, Distance};
@@ -220,6 +220,7 @@ impl Consumer {
         let rule = match self.id {
             "consumers.nccl" if OFI_PLUGINS.iter().any(|file| machine.root.exists(file)) => return does,
             "consumers.nccl" => &facts::EFA_NCCL,
+            "consumers.gin" => &facts::EFA_GIN,
             "consumers.ucx" => &facts::EFA_UCX,
             "consumers.libfabric" if !by_itself => &facts::EFA_LIBFABRIC,
             "consumers.sharp" => {
@@ -352,16 +353,20 @@ fn by_file(machine: &Machine, files: &[&str], wanted: Result<(), Keeps>, offered
 struct Keeps {
     /// The variable with its value.
     words: String,
-    /// The command that takes it away.
+    /// The command that undoes it.
     cure: String,
 }
 
 impl Keeps {
-    /// Returns a variable of the environment that keeps a program from dma-buf, and how to unset
-    /// it.
-    fn by(name: &str, value: &str) -> Self {
-        Self { words: format!("{name}={value}"), cure: format!("unset {name}") }
+    /// Returns a variable that keeps a program from dma-buf, and how to undo it; `value` would not.
+    fn by(given: &Given, value: &str) -> Self {
+        Self { words: given.words(), cure: given.take_out_or(value) }
     }
+}
+
+/// Returns the refusal by a variable that takes a NIC away; `set` gives the NIC back.
+fn takes_away(given: &Given, nic: &RdmaDevice, set: String) -> Refusal {
+    Refusal { because: format!("{} takes {} away", given.words(), nic.name), set: Some(set), seen: given.place.clone() }
 }
 
 /// Returns what puts a NIC back that a list takes away: an entry more, or for a list of those that are

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NCCL: its InfiniBand transport, its GPU-initiated networking (GIN), and its SHARP plugin.
 
-use super::{as_it_is, by_file, lists, put_back, sure_of, Consumer, Keeps, Pairing, Refusal};
-use crate::environment::Environment;
+use super::{as_it_is, by_file, lists, nvshmem, put_back, sure_of, takes_away, Consumer, Keeps, Pairing, Refusal};
+use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
 use crate::pci::Distance;
+use crate::setting::{vendor, Vendor};
 use crate::topology_file::Apart;
 use crate::way::Way;
 
@@ -38,24 +39,42 @@ pub const GIN: Consumer = Consumer {
     registers: |machine, environment, offered| {
         by_file(machine, &[SYS_VERSION], dma_buf(environment), offered, "is not available")
     },
-    refuses: |pairing, _, environment| {
-        let mlx5 = pairing.nic.module.as_deref() == Some("mlx5_ib");
-        if let Some((Number::Is(0), value, place)) = Number::of("NCCL_GIN_ENABLE", environment) {
+    refuses: |pairing, machine, environment| {
+        if let Some((Number::Is(0), given)) = Number::of("NCCL_GIN_ENABLE", environment) {
             return Some(Refusal {
-                because: format!("NCCL_GIN_ENABLE={value} switches it off"),
-                set: Some("unset NCCL_GIN_ENABLE".to_owned()),
-                seen: format!("NCCL_GIN_ENABLE of {place}"),
+                because: format!("{} switches it off", given.words()),
+                set: Some(given.take_out_or("1")),
+                seen: given.place,
             });
         }
-        off(pairing, environment).or_else(|| {
-            (!mlx5).then(|| Refusal {
-                because: format!("{} is not an mlx5 NIC, and only these serve GPU-initiated queues", pairing.nic.name),
-                set: Some("set NCCL_GIN_TYPE=2, which has a CPU thread do it".to_owned()),
-                seen: "driver of the NIC".to_owned(),
-            })
-        })
+        off(pairing, environment).or_else(|| by_type(pairing, machine, environment))
     },
 };
+
+/// Returns why nobody posts to the queues of a NIC: NCCL_GIN_TYPE has a thread of the CPU do it (2), or the GPU
+/// to an EFA (5).
+fn by_type(pairing: &Pairing, machine: &Machine, environment: &Environment) -> Option<Refusal> {
+    let given = Number::of("NCCL_GIN_TYPE", environment);
+    let asks_for = |wanted: i64| given.as_ref().filter(|(number, _)| *number == Number::Is(wanted));
+    let nic = &pairing.nic.name;
+    if vendor(pairing.nic) == Vendor::Efa {
+        let (_, given) = asks_for(5).filter(|_| !nvshmem::is_peer_mapping_overridden(machine))?;
+        return Some(Refusal {
+            because: format!(
+                "{} has the GPU post to {nic}, which nvidia.ko refuses without PeerMappingOverride=1",
+                given.words()
+            ),
+            set: Some(format!("{}; or have a thread of the CPU do it: {}", nvshmem::OVERRIDE, given.take_out_or("2"))),
+            seen: "RegistryDwords in /proc/driver/nvidia/params".to_owned(),
+        });
+    }
+    let is_served = pairing.nic.module.as_deref() == Some("mlx5_ib") || asks_for(2).is_some();
+    (!is_served).then(|| Refusal {
+        because: format!("{nic} is not an mlx5 NIC, and only these serve GPU-initiated queues"),
+        set: Some("set NCCL_GIN_TYPE=2, which has a CPU thread do it".to_owned()),
+        seen: "driver of the NIC".to_owned(),
+    })
+}
 
 pub const SHARP: Consumer = Consumer {
     id: "consumers.sharp",
@@ -78,9 +97,7 @@ pub fn notes(machine: &Machine, environment: &Environment) -> Vec<String> {
     let no_peers = !machine.root.exists(NV_MEM);
     let note = || format!("{} {} looks only at /sys/kernel/mm/memory_peers, and copies here", rule.of, rule.range());
     let reads = match Number::of("NCCL_NET_GDR_READ", environment) {
-        Some((Number::Is(0), value, _)) => {
-            Some(format!("what it sends it reads from host memory (NCCL_NET_GDR_READ={value})"))
-        }
+        Some((Number::Is(0), given)) => Some(format!("what it sends it reads from host memory ({})", given.words())),
         _ => None,
     };
     (by_module && no_peers).then(note).into_iter().chain(reads).collect()
@@ -117,68 +134,62 @@ impl Number {
         Some(number.unwrap_or(Self::NoNumber))
     }
 
-    /// Returns what a variable is, with its value and place.
-    fn of<'a>(name: &str, environment: &'a Environment) -> Option<(Self, &'a str, &'a str)> {
-        let (value, place) = environment.nccl(name)?;
-        Some((Self::parse(value)?, value, place))
+    /// Returns what a variable is, and the variable.
+    fn of<'a>(name: &'a str, environment: &'a Environment) -> Option<(Self, Given<'a>)> {
+        let given = environment.nccl(name)?;
+        Some((Self::parse(given.value)?, given))
     }
 }
 
 /// Returns whether NCCL may use dma-buf, or the variable that forbids it.
 fn dma_buf(environment: &Environment) -> Result<(), Keeps> {
     match Number::of("NCCL_DMABUF_ENABLE", environment) {
-        Some((Number::Is(0), value, _)) => Err(Keeps::by("NCCL_DMABUF_ENABLE", value)),
+        Some((Number::Is(0), given)) => Err(Keeps::by(&given, "1")),
         _ => Ok(()),
     }
 }
 
 /// Returns why a variable takes the NIC away, if one does.
 fn off(pairing: &Pairing, environment: &Environment) -> Option<Refusal> {
-    let refusal = |name: &str, value: &str, place: &str, set: String| Refusal {
-        because: format!("{name}={value} takes {} away", pairing.nic.name),
-        set: Some(set),
-        seen: format!("{name} of {place}"),
-    };
     // The default is 0, so a value that is no number does not disable it.
     match Number::of("NCCL_IB_DISABLE", environment) {
-        None | Some((Number::Is(0) | Number::NoNumber, ..)) => {}
-        Some((_, value, place)) => {
-            return Some(refusal("NCCL_IB_DISABLE", value, place, "unset NCCL_IB_DISABLE".to_owned()))
-        }
+        None | Some((Number::Is(0) | Number::NoNumber, _)) => {}
+        Some((_, given)) => return Some(takes_away(&given, pairing.nic, given.take_out_or("0"))),
     }
-    // NCCL compares the names of networks without case.
-    let net = environment.nccl("NCCL_NET").filter(|(value, _)| value.eq_ignore_ascii_case("socket"));
-    if let Some((value, place)) = net {
-        return Some(refusal("NCCL_NET", value, place, "unset NCCL_NET".to_owned()));
+    // NCCL compares the names of networks without case. An EFA's is that of a plugin, which changes.
+    if let Some(given) = environment.nccl("NCCL_NET").filter(|given| given.value.eq_ignore_ascii_case("socket")) {
+        let set = match vendor(pairing.nic) {
+            Vendor::Efa => given.take_out(),
+            _ => given.take_out_or("IB"),
+        };
+        return Some(takes_away(&given, pairing.nic, set));
     }
-    let (value, place) = environment.nccl("NCCL_IB_HCA")?;
-    let set = put_back("NCCL_IB_HCA", value, &pairing.nic.name, "unset NCCL_IB_HCA");
-    (!value.is_empty() && !lists(value, pairing.nic)).then(|| refusal("NCCL_IB_HCA", value, place, set))
+    let given = environment.nccl("NCCL_IB_HCA").filter(|given| !given.value.is_empty())?;
+    let set = put_back("NCCL_IB_HCA", given.value, &pairing.nic.name, &given.take_out());
+    (!lists(given.value, pairing.nic)).then(|| takes_away(&given, pairing.nic, set))
 }
 
 /// Returns what of NCCL's variables is not understood: another network plugin decides by itself.
 fn unsure(environment: &Environment) -> Option<String> {
-    if let Some((value, place)) = environment.nccl("NCCL_NET") {
-        let own = ["", "ib", "socket"].iter().any(|name| value.eq_ignore_ascii_case(name));
-        if !own {
-            return Some(format!("NCCL_NET={value} of {place} is another network plugin, which is not judged here"));
-        }
+    let is_own = |given: &Given| ["", "ib", "socket"].iter().any(|name| given.value.eq_ignore_ascii_case(name));
+    if let Some(given) = environment.nccl("NCCL_NET").filter(|given| !is_own(given)) {
+        return Some(another(&given));
     }
     for name in ["NCCL_DMABUF_ENABLE", "NCCL_NET_GDR_C2C"] {
-        if let Some((Number::NoNumber, value, place)) = Number::of(name, environment) {
+        if let Some((Number::NoNumber, given)) = Number::of(name, environment) {
             return Some(format!(
-                "{name}={value} of {place} is no number: older versions take it for 0, newer ones for the default 1"
+                "{} is no number: older versions take it for 0, newer ones for the default 1",
+                given.words()
             ));
         }
     }
-    if let Some((value, place)) = environment.nccl("NCCL_NET_PLUGIN") {
-        if !["", "none"].contains(&value) {
-            return Some(format!(
-                "NCCL_NET_PLUGIN={value} of {place} is another network plugin, which is not judged here"
-            ));
-        }
-    }
-    None
+    let plugin = environment.nccl("NCCL_NET_PLUGIN").filter(|given| !["", "none"].contains(&given.value))?;
+    Some(another(&plugin))
+}
+
+/// Says of a variable that it names a plugin whose rule is not known.
+fn another(given: &Given) -> String {
+    format!("{} is another network plugin, which is not judged here", given.words())
 }
 
 /// Returns why the file from which NCCL takes the distances is not understood.
@@ -227,7 +238,7 @@ fn unsure_of(machine: &Machine, pairing: &Pairing, environment: &Environment) ->
 
 /// Returns how far a GPU and a NIC may be apart without NCCL_NET_GDR_LEVEL.
 fn default_level(environment: &Environment) -> Path {
-    let c2c = Number::of("NCCL_NET_GDR_C2C", environment).is_none_or(|(number, ..)| number != Number::Is(0));
+    let c2c = Number::of("NCCL_NET_GDR_C2C", environment).is_none_or(|(number, _)| number != Number::Is(0));
     if c2c {
         Path::P2c
     } else {
@@ -237,7 +248,7 @@ fn default_level(environment: &Environment) -> Path {
 
 /// Returns how far they may be apart.
 fn level(environment: &Environment) -> Path {
-    let given = environment.nccl("NCCL_NET_GDR_LEVEL").and_then(|(value, _)| Path::parse(value));
+    let given = environment.nccl("NCCL_NET_GDR_LEVEL").and_then(|given| Path::parse(given.value));
     given.unwrap_or_else(|| default_level(environment))
 }
 
@@ -338,25 +349,24 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
         });
     }
     let default = default_level(environment);
-    let given =
-        environment.nccl("NCCL_NET_GDR_LEVEL").and_then(|(value, place)| Some((Path::parse(value)?, value, place)));
     let level = level(environment);
+    let given = environment.nccl("NCCL_NET_GDR_LEVEL").and_then(|given| Some((Path::parse(given.value)?, given)));
     let path = Path::between(pairing, environment);
-    let seen = match given {
-        Some((_, value, place)) => format!("NCCL_NET_GDR_LEVEL={value} of {place}"),
+    let seen = match &given {
+        Some((_, given)) => format!("NCCL_NET_GDR_LEVEL of {}", given.place),
         None => format!("distance {} > {}", path as u8, level as u8),
     };
     let seen = file.as_ref().map_or(seen.clone(), |file| format!("{seen}; {file}"));
     (path > level).then(|| Refusal {
-        because: match given {
-            Some((_, value, _)) => format!("they are {} apart, and NCCL_NET_GDR_LEVEL={value}", path.text()),
+        because: match &given {
+            Some((_, given)) => format!("they are {} apart, and {}", path.text(), given.words()),
             None => format!("they are {} apart, and it goes up to {} only", path.text(), level.text()),
         },
-        set: Some(match given.is_some_and(|_| path <= default) {
-            false if machine.setting.virtual_machine.is_some() && file.is_none() => VIRTUAL.replace("{}", path.text()),
-            false if machine.setting.virtual_machine.is_some() => VIRTUAL_FILE.replace("{}", path.text()),
-            true => "unset NCCL_NET_GDR_LEVEL".to_owned(),
-            false => format!("set NCCL_NET_GDR_LEVEL={}", path.text()),
+        set: Some(match given {
+            Some((_, given)) if path <= default => given.take_out_or(path.text()),
+            _ if machine.setting.virtual_machine.is_some() && file.is_none() => VIRTUAL.replace("{}", path.text()),
+            _ if machine.setting.virtual_machine.is_some() => VIRTUAL_FILE.replace("{}", path.text()),
+            _ => format!("set NCCL_NET_GDR_LEVEL={}", path.text()),
         }),
         seen,
     })

@@ -2,7 +2,7 @@
 //! NVSHMEM. Of its NICs it takes the nearest, however far that is.
 
 use super::{as_it_is, by_file, lists, put_back, sure_of, Consumer, Keeps, Pairing, Refusal};
-use crate::environment::Environment;
+use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
 use crate::nvidia;
@@ -44,10 +44,8 @@ pub const NVSHMEM: Consumer = Consumer {
     told_by: sure_of,
     maps: as_it_is,
     registers: |machine, environment, offered| {
-        let dma_buf = match environment.says_yes("NVSHMEM_IB_DISABLE_DMABUF") {
-            true => Err(Keeps::by("NVSHMEM_IB_DISABLE_DMABUF", "1")),
-            false => Ok(()),
-        };
+        let yes = environment.given("NVSHMEM_IB_DISABLE_DMABUF").filter(Given::says_yes);
+        let dma_buf = yes.map_or(Ok(()), |yes| Err(Keeps::by(&yes, "0")));
         by_file(machine, &FILES, dma_buf, offered, "skips its InfiniBand transports")
     },
     refuses: |pairing, _, environment| {
@@ -157,8 +155,11 @@ fn has_prefix(prefix: &str, nic: &str) -> bool {
     }
 }
 
+/// The means by which the GPU driver lets a GPU write to a NIC's registers.
+pub const OVERRIDE: &str = "options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again when nobody uses it";
+
 /// Returns whether the GPU driver lets a GPU write to a NIC's registers.
-fn is_peer_mapping_overridden(machine: &Machine) -> bool {
+pub fn is_peer_mapping_overridden(machine: &Machine) -> bool {
     let params = nvidia::params(machine.root);
     let words = params.get("RegistryDwords").map_or("", |words| words.as_str());
     let value = words.split("PeerMappingOverride=").nth(1).map(|rest| rest.split([';', '"']).next().unwrap_or(rest));
@@ -191,7 +192,7 @@ pub fn by_version(machine: &Machine, environment: &Environment, nics: &[&str]) -
     if has_ibgda(environment) && !handler.starts_with("cpu") && !is_peer_mapping_overridden(machine) {
         let first = facts::IBGDA_BY_GPU.before.unwrap_or_default();
         notes.push(format!(
-            "IBGDA has the CPU ring the NIC, from {first} on; before, it needs PeerMappingOverride=1 of nvidia.ko: options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d/nvidia.conf, then load nvidia.ko again when nobody uses it"
+            "IBGDA has the CPU ring the NIC, from {first} on; before, it needs PeerMappingOverride=1 of nvidia.ko: {OVERRIDE}"
         ));
     }
     notes

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! UCX. It registers at any distance, and chooses by what it believes each way to carry.
 
-use super::{as_it_is, by_file, put_back, sure_of, Consumer, Keeps, Pairing, Refusal};
+use super::{as_it_is, by_file, put_back, sure_of, takes_away, Consumer, Keeps, Pairing, Refusal};
 use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
@@ -40,26 +40,21 @@ pub const UCX: Consumer = Consumer {
     maps: as_it_is,
     registers: |machine, environment, offered| {
         let no = environment.ucx("UCX_CUDA_COPY_DMABUF").filter(Given::says_no);
-        let dma_buf = no.map_or(Ok(()), |no| Err(Keeps { words: no.words(), cure: no.take_out() }));
+        let dma_buf = no.map_or(Ok(()), |no| Err(Keeps::by(&no, "try")));
         by_file(machine, &FILES, dma_buf, offered, "copies through host memory")
     },
     refuses: |pairing, machine, environment| {
-        let nic = &pairing.nic.name;
-        let off = |given: &Given, set: String| Refusal {
-            because: format!("{} takes {nic} away", given.words()),
-            set: Some(set),
-            seen: given.place.clone(),
-        };
         if let Some(given) = environment.ucx("UCX_IB_GPU_DIRECT_RDMA").filter(Given::says_no) {
-            return Some(off(&given, given.take_out()));
+            return Some(takes_away(&given, pairing.nic, given.take_out_or("try")));
         }
         let is_out = |given: &Given| {
             let list = given.value;
             !list.is_empty() && !takes(list, pairing.nic) && !takes_as_ever(list, pairing.nic)
         };
         if let Some(given) = environment.ucx("UCX_NET_DEVICES").filter(is_out) {
-            let set = put_back("UCX_NET_DEVICES", given.value, &format!("{nic}:1"), &given.take_out());
-            return Some(off(&given, set));
+            let entry = format!("{}:1", pairing.nic.name);
+            let set = put_back("UCX_NET_DEVICES", given.value, &entry, &given.take_out_or("all"));
+            return Some(takes_away(&given, pairing.nic, set));
         }
         if let Some(refusal) = environment.ucx("UCX_TLS").and_then(|given| transports(&given)) {
             return Some(refusal);
@@ -147,7 +142,7 @@ fn transports(given: &Given) -> Option<Refusal> {
     };
     let refusal = |lacks: &str| Refusal {
         because: format!("{} {lacks}", given.words()),
-        set: Some(given.take_out()),
+        set: Some(given.take_out_or("all")),
         seen: given.place.clone(),
     };
     match (has_rdma, has_cuda) {

@@ -175,7 +175,8 @@ pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
 /// Replaces the cure of each check by the one for this kind of machine.
 pub fn choose(machine: &Machine, sections: &mut [Section]) {
     for check in sections.iter_mut().flat_map(|section| &mut section.checks) {
-        check.fix = check.fix.take().map(|fix| chosen(machine, check.id, &fix));
+        let fix = check.fix.take();
+        check.fix = fix.map(|fix| machine.setting.without_shell(&chosen(machine, check.id, &fix)));
     }
 }
 
@@ -224,6 +225,29 @@ mod tests {
             // On systems that take packages, /etc is changed as elsewhere.
             assert_eq!(chosen(&machine, "limits.autoload", LIST) == LIST, command.is_some(), "{name}");
         }
+    }
+
+    /// Checks commands that a node without a shell or systemd does not know.
+    #[test]
+    fn a_node_without_a_shell_is_told_another_way() {
+        let setting = |name: &str| Setting { fixed_system: Some(name.to_owned()), ..Setting::default() };
+        let (talos, bottlerocket) = (setting("Talos"), setting("Bottlerocket"));
+        for (fix, said, unsaid) in [
+            (
+                "systemctl stop nvidia-persistenced (or nvidia-smi -pm 0); then nvidia-smi -r -i N",
+                &["talosctl service ext-nvidia-persistenced stop", "kubectl debug node/NODE", "talosctl reboot"][..],
+                "systemctl",
+            ),
+            ("journalctl -k | grep NVRM", &["talosctl dmesg | grep", "kubectl debug"], "talosctl reboot"),
+            ("rmmod nvidia", &["modules at boot only", "talosctl reboot"], "systemctl"),
+            ("reboot", &["talosctl reboot"], "kubectl debug"),
+            ("set NCCL_NET_GDR_LEVEL=PHB", &["PHB"], "Talos"),
+        ] {
+            let told = talos.without_shell(fix);
+            assert!(said.iter().all(|words| told.contains(words)) && !told.contains(unsaid), "{told}");
+            assert_eq!(setting("Flatcar").without_shell(fix), fix);
+        }
+        assert!(bottlerocket.without_shell("systemctl stop nvidia-persistenced").contains("sheltie"));
     }
 
     /// Walks every check over every kind of machine, with a command that only fits a bare host.

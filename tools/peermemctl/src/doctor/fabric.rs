@@ -210,6 +210,18 @@ fn redirected(machine: &Machine, gpu: &Device) -> Option<Check> {
     Some(check.about(Kind::Gpu, &gpu.address, many))
 }
 
+/// Returns what has a bridge refuse no transfer by ACS. The parameter that lifts the redirect leaves source
+/// validation and translation blocking on.
+pub fn without_acs(machine: &Machine, bridge: &str) -> String {
+    let is_bare = machine.setting.virtual_machine.is_none() && !machine.devices.iter().any(Device::is_dma_direct);
+    match module::lockdown(machine.root).filter(|_| is_bare) {
+        Some(_) => format!(
+            "boot with 'pci=config_acs=xxxxx00@{bridge}' on the kernel command line (Linux 6.12 and later; lockdown keeps setpci from it), or switch ACS off in the firmware"
+        ),
+        None => without_redirect(machine, bridge),
+    }
+}
+
 /// Returns what ends the redirect of these bridges, which have a comma and a space between them.
 fn without_redirect(machine: &Machine, bridges: &str) -> String {
     // The addresses are this guest's: on the host they are those of other devices.

@@ -480,9 +480,9 @@ fn override_parameter(machine: &Machine) -> Option<Check> {
     let words = params.get("RegistryDwords")?;
     Some(
         match words.contains("PeerMappingOverride=1") {
-            true => Check::ok("gpus.override", "PeerMappingOverride=1 is set, as NVSHMEM IBGDA and UCX GDAKI want it"),
+            true => Check::ok("gpus.override", "PeerMappingOverride=1 is set, as NVSHMEM IBGDA, UCX GDAKI and NCCL GIN with an EFA want it"),
             false => {
-                Check::ok("gpus.override", "PeerMappingOverride is not set; only NVSHMEM IBGDA and UCX GDAKI need it")
+                Check::ok("gpus.override", "PeerMappingOverride is not set; only NVSHMEM IBGDA, UCX GDAKI and NCCL GIN where the GPU posts to an EFA need it")
             }
         }
         .seen(format!("RegistryDwords: {words} in /proc/driver/nvidia/params")),

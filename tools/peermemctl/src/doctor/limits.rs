@@ -601,6 +601,10 @@ fn boot(machine: &Machine) -> Check {
         return Check::ok(ID, format!("the module is loaded at boot by {}", file(unit.file.clone())))
             .seen(format!("{}: {}", unit.file, unit.text));
     }
+    if let Some(script) = modprobe::loaded_by_prolog(machine.root, NAME) {
+        return Check::ok(ID, "nothing loads the module at boot; Slurm does so before each job, by its prolog")
+            .seen(script);
+    }
     if machine.old_module_serves() {
         return Check::skip(ID, format!("nothing loads nvidia_peermem at boot; {OLD_MODULE} is loaded in its place"));
     }
@@ -627,7 +631,7 @@ fn boot(machine: &Machine) -> Check {
         "nothing loads the module at boot",
         "echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf",
     )
-    .seen("no nvidia-peermem in modules-load.d, /etc/modules, the lists of the initial RAM disk, rules of udev, softdeps of modprobe.d, the kernel's command line, enabled units of systemd and their scripts, rc.local or @reboot jobs of cron")
+    .seen("no nvidia-peermem in modules-load.d, /etc/modules, the lists of the initial RAM disk, rules of udev, softdeps of modprobe.d, the kernel's command line, enabled units of systemd and their scripts, rc.local, @reboot jobs of cron or prologs of Slurm")
 }
 
 /// The folder in which DKMS keeps what it knows: package, version, kernel, architecture.

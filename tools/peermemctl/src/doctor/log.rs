@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Reads what the kernel log says of hung tasks, Xids, PCIe and NICs, beside this project's own lines.
 
-use super::unload;
+use super::{fabric, unload};
 use crate::check::Check;
 use crate::log_words::{
-    blocked_task, is_pcie_error, Nic, FAULTS, IOMMU, NICS, OF_PROGRAM, PCIE_RECOVERED, SMMU_NAMELESS, STUCK,
-    TAKEN_AWAY, WARNING, WHERE,
+    blocked_task, is_pcie_error, Nic, ACS_VIOLATION, FAILED_STATUS, FAULTED, FAULTS, FREE_CALLBACK, IOMMU, LOST_GPU,
+    MAKES_KEY, NICS, OF_PROGRAM, PCIE_RECOVERED, SMMU_NAMELESS, STUCK, TAKEN_AWAY, WARNING, WHERE,
 };
-use crate::machine::{Machine, NAME};
+use crate::machine::{Machine, NAME, OLD_MODULE};
 use crate::module_file::{self, ModuleFile};
 use crate::pci;
 use crate::root::{Missing, Root};
@@ -23,6 +23,34 @@ const FREE_CALLBACKS: [&str; 3] =
 /// Other words of stacks below a client of the GPU driver, and its module.
 const CLIENTS: [&str; 2] = ["nvidia_p2p_free", "nvidia_peermem"];
 const DRIVER: &str = "nvidia";
+
+// The modules that GPU memory goes through: the GPU driver's, those that it calls back, and those of RDMA.
+const OF_DRIVER: [&str; 6] = [DRIVER, "nvidia_uvm", "nvidia_modeset", "nvidia_drm", NAME, OLD_MODULE];
+const GDRCOPY: &str = "gdrdrv";
+const GPUDIRECT_STORAGE: &str = "nvidia_fs";
+const CALLED_BACK: [&str; 2] = [GDRCOPY, GPUDIRECT_STORAGE];
+const OF_RDMA: [&str; 20] = [
+    "ib_core",
+    "ib_uverbs",
+    "rdma_cm",
+    "mlx5_ib",
+    "mlx5_core",
+    "mlx4_ib",
+    "mlx4_core",
+    "bnxt_re",
+    "bnxt_en",
+    "ib_peer_mem",
+    "irdma",
+    "ice",
+    "efa",
+    "efa_nv_peermem",
+    "erdma",
+    "mana_ib",
+    "mana",
+    "ionic_rdma",
+    "ionic",
+    "hns_roce_hw_v2",
+];
 
 /// The action that NVIDIA's Xid catalogue asks for at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,10 +134,14 @@ const RECOVERY_XID: u32 = 154;
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = hung(machine).into_iter().collect();
     checks.extend(fault(machine));
+    checks.extend(lost_gpu(machine));
+    checks.extend(refused_by_acs(machine));
     checks.extend(pcie_error(machine));
     checks.extend(xid(machine));
+    checks.extend(switch_error(machine));
     checks.extend(other_version(machine));
     checks.extend(nic_health(machine));
+    checks.extend(refused_key(machine));
     checks.extend(blocked_by_iommu(machine));
     checks.extend(unread(machine));
     checks
@@ -132,38 +164,78 @@ fn unread(machine: &Machine) -> Option<Check> {
     Some(Check::skip(ID, words).seen("/dev/kmsg"))
 }
 
-/// Returns the module that holds the callback, as the stacks name it or as it is loaded.
-fn holder(machine: &Machine) -> &'static str {
-    match machine.modules.contains_key("nv_peer_mem") {
-        true => "nv_peer_mem",
-        false => NAME,
-    }
+/// A task that waits.
+#[derive(Clone)]
+struct Hung {
+    task: String,
+    stack: String,
+    /// The place where that was read.
+    evidence: String,
 }
 
-/// Finds tasks that wait in the RDMA core below a free callback, which holds the GPU driver's lock.
+/// Returns the module that holds the callback, as the stack names it or as it is loaded; `None` where neither tells.
+fn holder<'a>(machine: &Machine, stack: &'a str) -> Option<&'a str> {
+    let has = |words: &[&str]| words.iter().any(|word| stack.contains(word));
+    let of_peers = [NAME, OLD_MODULE].into_iter().find(|module| names(stack, module));
+    let other = || client(stack).filter(|_| !has(&WAITS));
+    let is_loaded = |module: &&str| machine.modules.contains_key(*module);
+    let loaded = || [OLD_MODULE, NAME].into_iter().find(is_loaded).filter(|_| !CALLED_BACK.iter().any(is_loaded));
+    // The core waits in the callback of one that is its client.
+    of_peers.or_else(other).or_else(loaded).or_else(|| has(&WAITS).then_some(NAME))
+}
+
+/// Returns the module that nvidia.ko calls back in a stack, whose innermost function comes first.
+fn client(stack: &str) -> Option<&str> {
+    let lines: Vec<&str> = stack.lines().filter(|line| !line.contains("? ")).collect();
+    let is_called = |line: &str| ["free", "callback", "_cb"].iter().any(|word| line.contains(word));
+    lines.windows(2).find_map(|pair| {
+        let [inner, outer] = pair else { return None };
+        let module = module_of(inner).filter(|module| !OF_DRIVER.contains(module))?;
+        (names(outer, DRIVER) && is_called(inner)).then_some(module)
+    })
+}
+
+/// Returns the module of a function in a line of a stack.
+fn module_of(line: &str) -> Option<&str> {
+    let (_, rest) = line.rsplit_once('[')?;
+    rest.split([']', ' ']).next().filter(|name| !name.is_empty() && !name.starts_with('<'))
+}
+
+/// Finds tasks that wait below a free callback, which holds the GPU driver's lock.
 fn hung(machine: &Machine) -> Option<Check> {
     const ID: &str = "log.hung";
     let now = waiting_now(machine);
     let waits = |is_it: fn(&str) -> bool| waiting(&now, is_it).or_else(|| hung_by_log(machine, is_it));
-    let Some((task, evidence)) = waits(is_the_wait) else {
+    let Some(Hung { task, stack, evidence }) = waits(is_the_wait) else {
         return unbinding(machine, waits(is_an_unbind))
             .or_else(|| leaving(machine, waits(is_a_leave)))
             .or_else(|| taken_away(machine))
             .or_else(|| blocked(machine))
             .or_else(|| blocked_in_nic(machine));
     };
-    let module = holder(machine);
+    let holder = holder(machine, &stack);
+    let module = holder.unwrap_or("a client of nvidia.ko that nothing names");
     let used = match machine.modules.get(module).and_then(|loaded| loaded.refcount).filter(|count| *count > 0) {
         Some(count) => format!("rmmod {module} cannot work (use count {count}), and would hang"),
         None => format!("rmmod {module} would hang"),
+    };
+    const REBOOT: &str = "reboot, as no kill ends that wait";
+    let fix = match holder {
+        None => format!("{REBOOT}; the whole stack names the module: update that afterwards"),
+        Some(NAME | OLD_MODULE) => format!(
+            "reboot (or reset the NIC), as no kill ends that wait; {used}; afterwards load this project's module, or update the RDMA core"
+        ),
+        Some(GDRCOPY) => format!("{REBOOT}; {used}; afterwards update GDRCopy, which brings {module}"),
+        Some(GPUDIRECT_STORAGE) => {
+            format!("{REBOOT}; {used}; afterwards update GPUDirect Storage (package nvidia-fs), which brings {module}")
+        }
+        Some(_) => format!("{REBOOT}; {used}; afterwards update {module}"),
     };
     Some(
         Check::fail(
             ID,
             format!("{task} waits below a free callback of {module}, with the GPU driver's lock held: every CUDA call hangs"),
-            machine.setting.on_host(&format!(
-                "reboot (or reset the NIC), as no kill ends that wait; {used}; afterwards load this project's module, or update the RDMA core"
-            )),
+            machine.setting.on_host(&fix),
         )
         .brief(format!("a free callback of {module} waits for ever: every CUDA call hangs"))
         .seen(evidence),
@@ -172,8 +244,8 @@ fn hung(machine: &Machine) -> Option<Check> {
 
 /// Reports that a GPU is being taken from nvidia.ko while somebody pins its memory: the driver
 /// waits for the last user of the GPU with its lock held.
-fn unbinding(machine: &Machine, wait: Option<(String, String)>) -> Option<Check> {
-    let (task, evidence) = wait?;
+fn unbinding(machine: &Machine, wait: Option<Hung>) -> Option<Check> {
+    let Hung { task, evidence, .. } = wait?;
     let pins = machine.registrations.as_ref().map_or(0, Vec::len);
     let who = match pins {
         0 => "whoever has the GPU open or pins its memory (fuser -v /dev/nvidia*; peermemctl list)".to_owned(),
@@ -191,9 +263,9 @@ fn unbinding(machine: &Machine, wait: Option<(String, String)>) -> Option<Check>
 }
 
 /// Reports an rmmod that waits for the core, which waits for everybody who has registered memory.
-fn leaving(machine: &Machine, wait: Option<(String, String)>) -> Option<Check> {
-    let (task, evidence) = wait?;
-    let module = holder(machine);
+fn leaving(machine: &Machine, wait: Option<Hung>) -> Option<Check> {
+    let Hung { task, stack, evidence } = wait?;
+    let module = holder(machine, &stack).unwrap_or(NAME);
     Some(
         Check::warn(
             "log.hung",
@@ -206,13 +278,14 @@ fn leaving(machine: &Machine, wait: Option<(String, String)>) -> Option<Check> {
 
 /// Finds tasks that wait in the GPU driver, where nothing tells who holds its lock.
 fn blocked(machine: &Machine) -> Option<Check> {
-    const MODULES: [&str; 6] = [DRIVER, "nvidia_uvm", "nvidia_modeset", "nvidia_peermem", "nv_peer_mem", "gdrdrv"];
-    let in_driver = |stack: &str| MODULES.iter().any(|module| names(stack, module));
-    let (task, evidence) = hung_by_log(machine, in_driver)?;
+    let in_driver = |stack: &str| OF_DRIVER.iter().chain(&CALLED_BACK).any(|module| names(stack, module));
+    let Hung { task, stack, evidence } = hung_by_log(machine, in_driver)?;
+    let innermost = stack.lines().find(|line| in_driver(line)).and_then(module_of);
+    let place = innermost.filter(|module| CALLED_BACK.contains(module)).unwrap_or("the GPU driver");
     Some(
         Check::warn(
             "log.hung",
-            format!("{task} waits in the GPU driver, and nothing that was read tells for whom"),
+            format!("{task} waits in {place}, and nothing that was read tells for whom"),
             machine.setting.on_host("as root, grep -l nvidia /proc/*/task/*/stack names the tasks that wait there; if nvidia-smi hangs, too, reboot"),
         )
         .seen(evidence),
@@ -241,10 +314,8 @@ fn taken_away(machine: &Machine) -> Option<Check> {
 
 /// Finds a task that waits in the driver of a NIC, where nothing tells for whom.
 fn blocked_in_nic(machine: &Machine) -> Option<Check> {
-    const MODULES: [&str; 9] =
-        ["mlx5_core", "mlx5_ib", "bnxt_en", "bnxt_re", "irdma", "efa", "ionic_rdma", "ib_uverbs", "ib_core"];
-    let in_driver = |stack: &str| MODULES.iter().any(|module| names(stack, module));
-    let (task, evidence) = hung_by_log(machine, in_driver)?;
+    let in_driver = |stack: &str| OF_RDMA.iter().any(|module| names(stack, module));
+    let Hung { task, evidence, .. } = hung_by_log(machine, in_driver)?;
     Some(
         Check::warn(
             "log.hung",
@@ -253,14 +324,6 @@ fn blocked_in_nic(machine: &Machine) -> Option<Check> {
         )
         .seen(evidence),
     )
-}
-
-/// A task that cannot be woken now.
-struct Waiting {
-    task: String,
-    stack: String,
-    /// The file where that was read.
-    file: String,
 }
 
 /// Returns all tasks of /proc, each number with its folder: a process has one task for each of its threads.
@@ -286,7 +349,7 @@ fn cannot_be_woken(machine: &Machine, dir: &str) -> Option<bool> {
 
 /// Returns the tasks that cannot be woken with their stacks, which root may read. Most tasks do not wait so,
 /// which their state tells sooner than their stack.
-fn waiting_now(machine: &Machine) -> Vec<Waiting> {
+fn waiting_now(machine: &Machine) -> Vec<Hung> {
     if machine.root.text("/proc/self/stack") == Err(Missing::Denied) {
         return Vec::new();
     }
@@ -295,14 +358,14 @@ fn waiting_now(machine: &Machine) -> Vec<Waiting> {
         let stack = machine.root.text(&file).ok()?;
         let comm = machine.root.line(&format!("{dir}/comm")).unwrap_or_default();
         let what = if dir.contains("/task/") { "thread" } else { "process" };
-        Some(Waiting { task: format!("{what} {tid} ({comm})"), stack, file })
+        Some(Hung { task: format!("{what} {tid} ({comm})"), stack, evidence: file })
     };
     tasks(machine.root).filter(|(_, dir)| cannot_be_woken(machine, dir) == Some(true)).filter_map(of).collect()
 }
 
-/// Returns the first task with such a stack, and where that was read.
-fn waiting(now: &[Waiting], is_it: fn(&str) -> bool) -> Option<(String, String)> {
-    now.iter().find(|task| is_it(&task.stack)).map(|task| (task.task.clone(), task.file.clone()))
+/// Returns the first task with such a stack.
+fn waiting(now: &[Hung], is_it: fn(&str) -> bool) -> Option<Hung> {
+    now.iter().find(|hung| is_it(&hung.stack)).cloned()
 }
 
 /// Returns whether a stack is that of a task that takes a GPU away from nvidia.ko.
@@ -317,7 +380,8 @@ fn is_a_leave(stack: &str) -> bool {
 
 fn is_the_wait(stack: &str) -> bool {
     let has = |names: &[&str]| names.iter().any(|name| stack.contains(name));
-    has(&FREE_CALLBACKS) || has(&WAITS) && (has(&CLIENTS) || names(stack, DRIVER))
+    let is_below = || client(stack).is_some() || stack.contains(FREE_CALLBACK) && names(stack, DRIVER);
+    has(&FREE_CALLBACKS) || has(&WAITS) && (has(&CLIENTS) || names(stack, DRIVER)) || is_below()
 }
 
 /// Returns whether a stack has a function of a module: `f+0x1/0x2 [nvidia]`, or with
@@ -328,14 +392,15 @@ fn names(stack: &str, module: &str) -> bool {
 }
 
 /// Returns a task that the kernel reported as blocked with such a stack, and that may wait still.
-fn hung_by_log(machine: &Machine, is_it: fn(&str) -> bool) -> Option<(String, String)> {
+fn hung_by_log(machine: &Machine, is_it: fn(&str) -> bool) -> Option<Hung> {
     let log = machine.log.as_ref().ok()?;
     let lines: Vec<(u64, &str)> = machine.log_times.iter().copied().zip(log.iter().map(String::as_str)).collect();
     for (n, (_, head)) in lines.iter().enumerate().rev() {
         let Some(task) = blocked_task(head) else { continue };
         let (comm, tid) = task.rsplit_once(':').unwrap_or((task, ""));
-        if is_it(&stack_of_report(lines.get(n..)?)) && may_wait(machine, comm, tid, is_it) {
-            return Some((format!("task {comm} ({tid})"), format!("kernel log: {head}")));
+        let stack = stack_of_report(lines.get(n..)?);
+        if is_it(&stack) && may_wait(machine, comm, tid, is_it) {
+            return Some(Hung { task: format!("task {comm} ({tid})"), stack, evidence: format!("kernel log: {head}") });
         }
     }
     None
@@ -377,6 +442,7 @@ fn fault(machine: &Machine) -> Option<Check> {
     let lines = machine.log.iter().flatten().map(String::as_str);
     let Fault { what, head, at, module } = last_fault(machine.log_times.iter().copied().zip(lines))?;
     let held = if what == STUCK { "may be held still" } else { "are held for ever" };
+    let what = if WHERE.iter().any(|word| at.contains(word)) { what } else { BELOW };
     Some(
         Check::warn(
             "log.fault",
@@ -385,6 +451,23 @@ fn fault(machine: &Machine) -> Option<Check> {
         )
         .seen(format!("kernel log: {head}"))
         .seen(format!("kernel log: {at}")),
+    )
+}
+
+/// The meaning of a fault in a function of the kernel's own, which a module has called.
+const BELOW: &str = "the kernel faulted below";
+
+/// Reports that nvidia.ko has lost a GPU that it was to give back, after which it may keep its lock
+/// (NVIDIA/open-gpu-kernel-modules#1333, with 595.71.05).
+fn lost_gpu(machine: &Machine) -> Option<Check> {
+    let line = machine.log_of_driver().iter().rfind(|line| line.starts_with(WARNING) && line.contains(LOST_GPU))?;
+    Some(
+        Check::warn(
+            "log.fault",
+            "nvidia.ko did not find a GPU that it was to give back, and may keep its lock for ever: calls of NVML and CUDA may hang",
+            machine.setting.on_host("if nvidia-smi hangs, reboot (NVIDIA/open-gpu-kernel-modules#1333)"),
+        )
+        .seen(format!("kernel log: {line}")),
     )
 }
 
@@ -400,38 +483,32 @@ struct Fault<'a> {
 
 /// Returns the last fault in a module that GPU memory goes through, of lines with their times.
 fn last_fault<'a>(lines: impl Iterator<Item = (u64, &'a str)>) -> Option<Fault<'a>> {
-    const MODULES: [&str; 16] = [
-        "nvidia_peermem",
-        "nv_peer_mem",
-        "nvidia",
-        "nvidia_uvm",
-        "nvidia_modeset",
-        "gdrdrv",
-        "ib_core",
-        "ib_uverbs",
-        "mlx5_ib",
-        "mlx5_core",
-        "bnxt_re",
-        "irdma",
-        "efa",
-        "erdma",
-        "mana_ib",
-        "ionic_rdma",
-    ];
+    let of =
+        |line: &str| OF_DRIVER.iter().chain(&CALLED_BACK).chain(&OF_RDMA).copied().find(|module| names(line, module));
     let mut last: Option<(&'static str, &str, u64)> = None;
     let mut found = None;
+    // A fault in a function of the kernel's own: the first module in its stack has called that.
+    let mut below: Option<(&'static str, &str, u64)> = None;
     for (time, line) in lines.filter(|(_, line)| !line.starts_with(OF_PROGRAM)) {
         // The lines after a warning belong to the warning, not to the fault before it.
-        last = last.filter(|(.., then)| !line.starts_with(WARNING) && time.saturating_sub(*then) <= AT_ONCE);
+        let goes_on = |(.., then): &(_, _, u64)| !line.starts_with(WARNING) && time.saturating_sub(*then) <= AT_ONCE;
+        (last, below) = (last.filter(goes_on), below.filter(goes_on));
         if let Some((_, what)) = FAULTS.iter().find(|(head, _)| line.contains(head)) {
             last = Some((*what, line, time));
         }
         // The first after it says where: "RIP: 0010:nv_mem_dma_map+0x15/0x30 [nvidia_peermem]".
         let says_where = WHERE.iter().any(|word| line.contains(word));
-        if let Some((what, head, _)) = last.filter(|_| says_where) {
-            let module = MODULES.iter().find(|module| names(line, module));
+        // Not the address of a program.
+        let has_function = line.contains("+0x");
+        if says_where {
+            let fault = last.take();
+            let module = fault.and_then(|(what, head, _)| Some(Fault { what, head, at: line, module: of(line)? }));
+            below = fault.filter(|(what, ..)| *what == FAULTED && module_of(line).is_none() && has_function);
+            found = module.or(found);
+        } else if let Some((what, head, _)) = below.filter(|_| has_function && module_of(line).is_some()) {
+            let module = of(line).filter(|_| !line.contains("? "));
             found = module.map(|module| Fault { what, head, at: line, module }).or(found);
-            last = None;
+            below = below.filter(|_| line.contains("? "));
         }
     }
     found
@@ -561,6 +638,43 @@ fn xid(machine: &Machine) -> Vec<Check> {
     found.into_iter().map(check).collect()
 }
 
+/// Returns the NVSwitch, the number and the words of an SXid that is fatal: "nvidia-nvswitch0: SXid
+/// (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up". Lines with "Severity", "Data" or "Non-fatal" follow
+/// such a line, or need nobody.
+fn sxid_of(line: &str) -> Option<(&str, &str, &str)> {
+    let (switch, rest) = line.split_once("SXid (PCI:")?.1.split_once("): ")?;
+    let (number, words) = rest.split_once(", Fatal")?;
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| (switch, number, words.trim_start_matches([',', ' '])))
+}
+
+/// Reports the last fatal error of an NVSwitch (the chapters on SXids of NVIDIA's Fabric Manager guide, as
+/// components/accelerator/nvidia/sxid of leptonai/gpud has them).
+fn switch_error(machine: &Machine) -> Option<Check> {
+    let (line, (_, number, words)) =
+        machine.log.iter().flatten().rev().find_map(|line| Some((line, sxid_of(line)?)))?;
+    let mut switches: Vec<&str> = machine.log.iter().flatten().filter_map(|line| Some(sxid_of(line)?.0)).collect();
+    switches.sort_unstable();
+    switches.dedup();
+    let fix = match machine.setting.virtual_machine {
+        Some(_) => {
+            format!("{}; if it comes again, have its host reset all GPUs and NVSwitches", restart_guest(machine))
+        }
+        None => format!("{}; if it comes again, reboot", reset_fabric(machine)),
+    };
+    Some(
+        Check::warn(
+            "log.xid",
+            format!(
+                "NVSwitch {} reported a fatal SXid since the kernel was booted, last {number} ({words}): traffic of GPUs over NVLink may be stopped, and CUDA with it",
+                switches.join(", ")
+            ),
+            fix,
+        )
+        .seen(format!("kernel log: {line}")),
+    )
+}
+
 /// Returns the version of a program's libraries that nvidia.ko refused, and nvidia.ko's own, by
 /// what rm_is_supported_ioctl() of NVIDIA's driver writes: "NVRM: API mismatch: the client has the
 /// version 580.95.05, but NVRM: this kernel module has the version 580.82.07." Later drivers name
@@ -649,6 +763,39 @@ fn nic_health(machine: &Machine) -> Vec<Check> {
     NICS.iter().zip(sick).filter_map(|(of, found)| Some((of, found?))).map(check).collect()
 }
 
+/// Reports the last registration for which the firmware of an mlx5 NIC made no key.
+fn refused_key(machine: &Machine) -> Option<Check> {
+    let status = |line: &'_ String| {
+        let is_it = line.contains("mlx5_") && MAKES_KEY.iter().any(|command| line.contains(command));
+        let (_, rest) = line.split_once(FAILED_STATUS).filter(|_| is_it)?;
+        Some(rest.split('(').next().unwrap_or_default().to_owned())
+    };
+    let (line, status) = machine.log.iter().flatten().rev().find_map(|line| Some((line, status(line)?)))?;
+    let nic = address(line).unwrap_or("a NIC");
+    let setting = &machine.setting;
+    let (errno, fix) = match status.as_str() {
+        // openucx/ucx#6264
+        "limits exceeded" | "no resources" => (
+            "\"Cannot allocate memory\", whatever memlock is",
+            setting.on_host("end programs that hold registrations, or have them register fewer and larger regions: rdma resource show mr counts them"),
+        ),
+        _ => (
+            "\"Invalid argument\" or the like",
+            setting.on_hardware("bring the NIC's firmware and its driver to versions that go together (mlxfwmanager, or what brings the RDMA core), and look for the syndrome of that line in their release notes"),
+        ),
+    };
+    Some(
+        Check::warn(
+            "log.mlx5",
+            format!(
+                "the firmware of {nic} made no key for a registration ({status}): such registrations fail with {errno}"
+            ),
+            fix,
+        )
+        .seen(format!("kernel log: {line}")),
+    )
+}
+
 /// Returns the PCI address in a line of the log.
 fn address(line: &str) -> Option<&str> {
     line.split_ascii_whitespace().map(|word| word.trim_end_matches(':')).find(|word| pci::is_address(word))
@@ -659,6 +806,39 @@ fn devices(machine: &Machine) -> Vec<(String, String)> {
     let of_rdma = machine.rdma.iter().filter_map(|nic| Some((nic.name.clone(), nic.pci.clone()?)));
     let of_gpu = machine.gpus().into_iter().map(|gpu| (format!("GPU {}", gpu.address), gpu.address.clone()));
     of_rdma.chain(of_gpu).collect()
+}
+
+/// Returns the port that says in a line that its ACS refused a transfer.
+fn refusing_port(line: &str) -> Option<&str> {
+    ACS_VIOLATION.iter().any(|words| line.contains(words)).then(|| address(line))?
+}
+
+/// Finds a port above GPUs and NICs whose ACS refuses transfers, by source validation or translation blocking. No
+/// slot or cable is at fault, and the next transfer is refused as well.
+fn refused_by_acs(machine: &Machine) -> Option<Check> {
+    let above = |port: &str| -> Vec<String> {
+        let is_above = |address: &str| {
+            let device = machine.pci(address);
+            address == port || device.is_some_and(|device| device.way.iter().any(|other| other == port))
+        };
+        devices(machine).into_iter().filter(|(_, address)| is_above(address)).map(|(name, _)| name).collect()
+    };
+    let of = |line: &'_ String| {
+        let port = refusing_port(line)?.to_owned();
+        Some((above(&port), port, line.clone())).filter(|(names, ..)| !names.is_empty())
+    };
+    let (names, port, line) = machine.log.iter().flatten().rev().find_map(of)?;
+    Some(
+        Check::warn(
+            "log.pcie",
+            format!(
+                "ACS of the port {port} refused a transfer (ACS violation): what {} send and get through it may be lost",
+                names.join(", ")
+            ),
+            fabric::without_acs(machine, &port),
+        )
+        .seen(format!("kernel log: {line}")),
+    )
 }
 
 /// Finds GPUs and NICs with an uncorrectable error of PCIe, at themselves or at a port above them, after
@@ -673,6 +853,7 @@ fn pcie_error(machine: &Machine) -> Option<Check> {
     };
     let mut unjudged: Vec<_> = devices(machine).into_iter().map(|(name, address)| way(name, address)).collect();
     let mut lost: Vec<(String, &String)> = Vec::new();
+    let refusing: Vec<&str> = machine.log.iter().flatten().filter_map(|line| refusing_port(line)).collect();
     // The last word on each device counts.
     for line in machine.log.iter().flatten().rev() {
         let is_well = line.contains(PCIE_RECOVERED);
@@ -681,7 +862,7 @@ fn pcie_error(machine: &Machine) -> Option<Check> {
         if !is_well && !is_lost {
             continue;
         }
-        let Some(at) = address(line) else { continue };
+        let Some(at) = address(line).filter(|at| is_well || !refusing.contains(at)) else { continue };
         unjudged.retain(|(name, way)| {
             let is_it = way.iter().any(|port| port == at);
             if is_it && is_lost {
@@ -767,6 +948,19 @@ fn restart_guest(machine: &Machine) -> String {
         Some(_) => format!("on the host, not in this container: {guest}"),
         None => guest.to_owned(),
     }
+}
+
+/// Returns how all GPUs and NVSwitches of a machine are reset together.
+fn reset_fabric(machine: &Machine) -> String {
+    let setting = &machine.setting;
+    if setting.driver_container {
+        return setting.on_host(
+            "reboot the node: all GPUs and NVSwitches have to be reset together, and the driver's container holds them",
+        );
+    }
+    setting.on_host(
+        "end every user of the GPUs (fuser -v /dev/nvidia*), systemctl stop nvidia-persistenced nvidia-fabricmanager, then nvidia-smi -r (without -i: all GPUs and NVSwitches are reset together), then start both again",
+    )
 }
 
 /// Returns how a GPU is reset: nvidia-persistenced and all users hold it, and the reset is refused

@@ -105,7 +105,7 @@ impl Recorder<'_> {
         }
         // This is the file that a program finds whose user sets nothing.
         let environment = Environment::of_command(self.root, &["env".to_owned(), "-i".to_owned()]);
-        if let Some(file) = environment.nccl("NCCL_TOPO_FILE").map(|(file, _)| file.to_owned()) {
+        if let Some(file) = environment.nccl("NCCL_TOPO_FILE").map(|given| given.value.to_owned()) {
             if let Ok(text) = self.root.text(&file) {
                 self.text(&file, &topology_file::without_ids(&text));
             }
@@ -147,7 +147,7 @@ impl Recorder<'_> {
     pub(super) fn loaders(&mut self) {
         for script in modprobe::scripts(self.root) {
             if is_read_at_boot(self.root, &script) && self.root.text(&script).is_ok_and(|text| is_of_module(&text)) {
-                self.lines(&script, is_of_module);
+                self.lines(&script, |line| is_of_module(line) || loads_a_variable(line));
             }
         }
         self.link(modprobe::LISTS_SERVICE);
@@ -165,6 +165,12 @@ impl Recorder<'_> {
             if self.root.text(&path).is_ok_and(|text| is_of_module(&text)) {
                 self.lines(&path, is_of_module);
             }
+        }
+        if let Some(script) = modprobe::loaded_by_prolog(self.root, NAME) {
+            for path in modprobe::SLURM {
+                self.lines(path, |line| line.trim().get(..6).is_some_and(|key| key.eq_ignore_ascii_case("prolog")));
+            }
+            self.script(&script);
         }
         let words = self.root.line(modprobe::COMMAND_LINE).unwrap_or_default();
         let is_kept = |word: &&str| modprobe::is_list_of(word, NAME) || word.starts_with("nvidia.NVreg_");
@@ -233,10 +239,22 @@ impl Recorder<'_> {
         let is_template = |text: &str| text.split_ascii_whitespace().any(|word| modprobe::is_template_of(word, NAME));
         let pulls = |line: &str| modprobe::pulls(root, line, NAME);
         let loads = |line: &str| is_of_module(line) || of_script(line).is_some() || pulls(line);
-        if !is_template(&text.replace('=', " ")) && !text.lines().any(loads) {
+        // A variable names the module where no line does. Values of other variables are nobody's business.
+        let by_variable = modprobe::by_unit_file(root, path.to_owned(), "", NAME).filter(|line| !loads(&line.text));
+        let files: Vec<&str> =
+            text.lines().filter(|line| line.trim().starts_with(modprobe::ENVIRONMENT_FILE)).collect();
+        if !is_template(&text.replace('=', " ")) && !text.lines().any(loads) && by_variable.is_none() {
             return;
         }
-        self.lines(path, |line| loads(line) || line.trim_end().ends_with('\\') || is_template(&line.replace('=', " ")));
+        let is_needed = |line: &str| {
+            by_variable.as_ref().is_some_and(|needed| line.trim() == needed.text || files.contains(&line.trim_end()))
+        };
+        self.lines(path, |line| {
+            loads(line) || is_needed(line) || line.trim_end().ends_with('\\') || is_template(&line.replace('=', " "))
+        });
+        for (_, file) in files.iter().filter_map(|line| line.split_once('=')).filter(|_| by_variable.is_some()) {
+            self.lines(&modprobe::environment_file(file), is_of_module);
+        }
         for line in text.lines() {
             of_script(line).iter().for_each(|script| self.script(script));
             // Each unit is recorded once, since units may want each other.
@@ -249,10 +267,14 @@ impl Recorder<'_> {
     /// Records the lines of a script that load the module.
     fn script(&mut self, path: &str) {
         if self.root.script(path).is_some() {
-            // A loop names the module in one line and loads it in another.
-            self.lines(path, |line| line.starts_with("#!") || is_of_module(line) || line.contains("modprobe $"));
+            self.lines(path, |line| line.starts_with("#!") || is_of_module(line) || loads_a_variable(line));
         }
     }
+}
+
+/// Returns whether a line loads what a variable names, which a loop or another line gives it.
+fn loads_a_variable(line: &str) -> bool {
+    line.contains("modprobe ") && line.contains('$')
 }
 
 /// Returns whether a line names the module.
