@@ -20,7 +20,7 @@ pub enum Place {
     Hardware,
 }
 
-const HERE: [&str; 22] = [
+const HERE: [&str; 23] = [
     "gpus.bar1",
     "gpus.present",
     "fabric.rdma",
