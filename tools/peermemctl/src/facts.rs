@@ -56,6 +56,13 @@ pub const DRIVER_TOO_OLD: Rule = rule(
     "older than this project's module is written for",
     "docs/facts.md of this project",
 );
+pub const LAST_OF_KEPLER: Rule = rule(
+    "nvidia.ko",
+    Some("495"),
+    None,
+    "no driver after the branch R470 knows GPUs from before Maxwell, such as Kepler's K40 and K80",
+    "NVIDIA's list of legacy GPUs (nvidia.com/en-us/drivers/unix/legacy-gpu)",
+);
 pub const DRIVER_64K: Rule = rule(
     "nvidia.ko",
     Some("590"),
@@ -327,8 +334,9 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 37] = [
+pub const ALL: [&Rule; 38] = [
     &DRIVER_TOO_OLD,
+    &LAST_OF_KEPLER,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
     &TOPOLOGY_DENIED,

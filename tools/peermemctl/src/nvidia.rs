@@ -96,6 +96,12 @@ pub fn bar1_size(gpu: &Device) -> u64 {
     gpu.bars.into_iter().max().unwrap_or(0)
 }
 
+/// Returns whether drivers from 495 on know a GPU no more ([`crate::facts::LAST_OF_KEPLER`]): ids of Maxwell begin
+/// with 1340.
+pub fn is_before_maxwell(gpu: &Device) -> bool {
+    gpu.vendor == NVIDIA && gpu.device < 0x1340
+}
+
 /// Returns whether NVIDIA's open kernel modules know a GPU: they need what GPUs have from Turing on, whose ids
 /// begin with 1e02 (the GPU System Processor).
 pub fn has_open_modules(gpu: &Device) -> bool {

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 283] = [
+const CASES: [Case; 289] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1248,6 +1248,12 @@ const CASES: [Case; 283] = [
         &["its control groups are of a namespace of their own", "no file of a container raises it"],
         &["> /etc/security/limits.d", "log in again"],
     ),
+    case("public-stock", (0, 0), &["USABLE", "dma-buf: yes"], &["DOCA-OFED"]),
+    case("public-stock-hgx", (0, 0), &["USABLE", "dma-buf: yes"], &["DOCA-OFED"]),
+    case("public-driver-535-dma-buf", (0, 0), &["nvidia.ko 535.247.01 is loaded, open flavour"], &["older than 550", "install driver 550"]),
+    case("public-driver-535-of-nvidia", (0, 0), &["ours is for drivers from 550 on"], &["older than 550", "install driver 550", "make install"]),
+    case("public-kepler", (0, 0), &["nvidia.ko pins revocably; persistent pins"], &["550 or later", "make install"]),
+    case("public-kepler-ours", (1, 0), &["older than 550", "keep this driver", "no driver after the branch R470 knows GPUs from before Maxwell"], &["install driver 550", "550 or later that"]),
 ];
 
 #[test]
