@@ -303,6 +303,29 @@ pub const EFA_LIBFABRIC: Rule = rule(
     "ofiwg/libfabric#12019",
 );
 
+/// Boards with displays that NVIDIA's displaymodeselector switches off, whereupon BAR1 is as large as the memory.
+pub const DISPLAY_MODE_BOARDS: [&str; 12] = [
+    "A40",
+    "L20",
+    "L40",
+    "L40G",
+    "L40S",
+    "RTX A5000",
+    "RTX A5500",
+    "RTX A6000",
+    "RTX 5000 Ada",
+    "RTX 5880 Ada",
+    "RTX 6000 Ada",
+    "RTX PRO 6000 Blackwell",
+];
+pub const DISPLAY_MODES: Rule = rule(
+    "displaymodeselector",
+    None,
+    None,
+    "with their displays on, A40, L20, L40, RTX A5000, A5500 and A6000, RTX 5000, 5880 and 6000 Ada and RTX PRO 6000 Blackwell have 256 MiB of BAR1, whatever the firmware offers",
+    "docs.nvidia.com/vgpu (Switching the Mode of a GPU that Supports Multiple Display Modes); README of NVMe-SSD/AGILE (RTX 5000 Ada)",
+);
+
 /// The drivers of RDMA devices that register dma-bufs: each module, with the first kernel whose own
 /// driver does so.
 pub const DMA_BUF_DRIVERS: [(&str, &str, &str); 6] = [
@@ -334,9 +357,10 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 38] = [
+pub const ALL: [&Rule; 39] = [
     &DRIVER_TOO_OLD,
     &LAST_OF_KEPLER,
+    &DISPLAY_MODES,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
     &TOPOLOGY_DENIED,

@@ -252,6 +252,21 @@ impl<'a> Machine<'a> {
         gpu.way.iter().filter_map(|part| self.pci(part)).any(Device::is_grace_port)
     }
 
+    /// Returns whether a GPU is there for displays alone: a board with displays and a small BAR1 beside another one
+    /// for programs, such as the DGX Display of a DGX Station, of which no program has memory pinned.
+    pub fn is_for_display(&self, gpu: &Device) -> bool {
+        const VGA: u32 = 0x0300;
+        let is_small = |gpu: &Device| (1..=nvidia::SMALL_BAR1).contains(&nvidia::bar1_size(gpu));
+        let serves = |other: &&Device| {
+            other.device != gpu.device && (other.kind() != VGA || !is_small(other)) && self.refusal(other).is_none()
+        };
+        gpu.kind() == VGA
+            && is_small(gpu)
+            && !nvidia::has_display_modes(&self.gpu_name(gpu))
+            && self.gpus().iter().any(serves)
+            && !way::has_been_pinned(self, gpu)
+    }
+
     /// Returns whether the kernel has a symbol, or `None` if nobody can tell.
     pub fn has_symbol(&self, name: &str) -> Option<bool> {
         self.symbols.as_ref().ok().map(|symbols| symbols.contains_key(name))

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 289] = [
+const CASES: [Case; 290] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -827,8 +827,8 @@ const CASES: [Case; 289] = [
     case(
         "public-small-bar1",
         (1, 0),
-        &["256 MiB of BAR1", "registrations of more than 220 MiB together fail", "Resizable BAR"],
-        &["BAR1 is full", "end or shrink"],
+        &["256 MiB of BAR1", "registrations of more than 220 MiB together fail", "use a GPU with a larger BAR1"],
+        &["BAR1 is full", "end or shrink", "Resizable BAR"],
     ),
     // Of drivers that are known to be bad.
     case(
@@ -1254,6 +1254,7 @@ const CASES: [Case; 289] = [
     case("public-driver-535-of-nvidia", (0, 0), &["ours is for drivers from 550 on"], &["older than 550", "install driver 550", "make install"]),
     case("public-kepler", (0, 0), &["nvidia.ko pins revocably; persistent pins"], &["550 or later", "make install"]),
     case("public-kepler-ours", (1, 0), &["older than 550", "keep this driver", "no driver after the branch R470 knows GPUs from before Maxwell"], &["install driver 550", "550 or later that"]),
+    case("public-small-bar1-displays", (1, 0), &["displaymodeselector --gpumode physical_display_disabled"], &["switch on Resizable BAR"]),
 ];
 
 #[test]

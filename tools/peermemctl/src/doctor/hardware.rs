@@ -167,6 +167,12 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             .about(Kind::Gpu, &gpu.address, format!("({model}): each {what}"))
             .seen(format!("/sys/bus/pci/devices/{}", gpu.address));
     }
+    if machine.is_for_display(gpu) && gpu.driver.as_deref() == Some("nvidia") {
+        let what = "drives displays, with a small BAR1; programs use the GPUs beside it, which have none";
+        return Check::ok(ID, format!("{name} {what}"))
+            .about(Kind::Gpu, &gpu.address, format!("({model}): each {what}"))
+            .seen(format!("class and BARs in /sys/bus/pci/devices/{}", gpu.address));
+    }
     let silent = not_started(machine, gpu);
     let (check, many) = match (machine.refusal(gpu), gpu.driver.as_deref(), silent) {
         // Other GPUs may work.
