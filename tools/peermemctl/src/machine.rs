@@ -247,9 +247,26 @@ impl<'a> Machine<'a> {
         self.devices.iter().any(|device| device.vendor == nvidia::NVIDIA && device.kind() == 0x0680)
     }
 
-    /// Returns whether a GPU has a coherent link to its processor.
-    pub fn has_c2c(&self, gpu: &Device) -> bool {
+    /// Returns whether a GPU is below a root port of Grace, to which it has a coherent link. Virtual machines need
+    /// not show these ports.
+    pub fn is_below_grace(&self, gpu: &Device) -> bool {
         gpu.way.iter().filter_map(|part| self.pci(part)).any(Device::is_grace_port)
+    }
+
+    /// Returns whether a GPU has a coherent link to its processor, so that the GPU driver takes its memory for the
+    /// CPU's, too; `None` in a virtual machine that shows no root port of Grace and may have one all the same.
+    pub fn is_coherent(&self, gpu: &Device) -> Option<bool> {
+        let name = self.gpu_name(gpu);
+        if self.is_below_grace(gpu) || ["GH200", "GB200", "GB300"].iter().any(|board| name.contains(board)) {
+            return Some(true);
+        }
+        let is_x86 = self.setting.architecture.as_deref() == Some("x86_64");
+        (is_x86 || self.setting.virtual_machine.is_none()).then_some(false)
+    }
+
+    /// Returns whether a GPU is known to have a coherent link to its processor.
+    pub fn has_c2c(&self, gpu: &Device) -> bool {
+        self.is_coherent(gpu) == Some(true)
     }
 
     /// Returns whether a GPU is there for displays alone: a board with displays and a small BAR1 beside another one

@@ -376,7 +376,7 @@ pub fn refuses_pins(machine: &Machine, gpu: &Device) -> Option<String> {
     if has_been_pinned(machine, gpu) {
         return None;
     }
-    if is_coherent(machine, gpu) == Some(true) && is_in_cdmm(machine) {
+    if machine.is_coherent(gpu) == Some(true) && is_in_cdmm(machine) {
         let from = facts::CDMM.from.unwrap_or_default();
         return Some(format!(
             "GPU {} is in CDMM mode, in which drivers from {from} on map its memory for no NIC by peer memory",
@@ -412,7 +412,7 @@ pub fn refuses_parts(machine: &Machine, gpu: &Device) -> bool {
 
 /// Returns what to do where the GPU driver refuses to give a GPU's memory to a NIC by peer memory.
 pub fn cure_of_refusal(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Option<String> {
-    if topology_denied(machine) && is_coherent(machine, gpu) != Some(true) {
+    if topology_denied(machine) && machine.is_coherent(gpu) != Some(true) {
         return Some(topology_cure(machine));
     }
     (said_of(machine, gpu, nic) == Some("unsupported"))
@@ -432,7 +432,7 @@ fn unsupported(gpu: &Device, nic: &RdmaDevice) -> String {
 /// log, whose line names no pair.
 fn topology(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     let fine = Judged::Yes(String::new());
-    if is_coherent(machine, gpu) == Some(true) || facts::TOPOLOGY.holds(version(machine)) == Some(false) {
+    if machine.is_coherent(gpu) == Some(true) || facts::TOPOLOGY.holds(version(machine)) == Some(false) {
         return fine;
     }
     if topology_denied(machine) {
@@ -532,17 +532,8 @@ fn dma_buf(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     })
 }
 
-/// Returns whether the GPU driver takes a GPU's memory for the CPU's, too; `None` in a virtual machine
-/// that shows no root port of Grace and may have one all the same.
-fn is_coherent(machine: &Machine, gpu: &Device) -> Option<bool> {
-    let name = machine.gpu_name(gpu);
-    if machine.has_c2c(gpu) || ["GH200", "GB200", "GB300"].iter().any(|board| name.contains(board)) {
-        return Some(true);
-    }
-    let setting = &machine.setting;
-    let is_x86 = setting.architecture.as_deref() == Some("x86_64");
-    (is_x86 || setting.virtual_machine.is_none()).then_some(false)
-}
+/// The option of the kernel by which mlx5 registers dma-bufs.
+pub const ON_DEMAND: &str = "CONFIG_INFINIBAND_ON_DEMAND_PAGING";
 
 /// Judges whether mlx5 can register dma-bufs: it does so by on-demand paging, which the kernel must
 /// be built with.
@@ -570,7 +561,7 @@ fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
 pub fn untranslated(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     let fine = Judged::Yes(String::new());
     // Memory with a `struct page` is mapped as the CPU's is.
-    if is_coherent(machine, gpu) == Some(true) {
+    if machine.is_coherent(gpu) == Some(true) {
         return fine;
     }
     let Some(device) = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software) else {
@@ -595,7 +586,7 @@ pub fn untranslated(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged
 
 /// Returns whether a GPU is or may be coherent with a CPU.
 pub fn has_coherent(machine: &Machine) -> bool {
-    machine.gpus().iter().any(|gpu| is_coherent(machine, gpu) != Some(false))
+    machine.gpus().iter().any(|gpu| machine.is_coherent(gpu) != Some(false))
 }
 
 /// Why the GPU driver refuses to attach a dma-buf, as its line in the kernel log says.
@@ -737,7 +728,7 @@ pub fn groups(machine: &Machine) -> Vec<String> {
 /// Judges the forced PCIe mapping, which must not leave the IOMMU group of the GPU.
 fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     // The driver asks this first, whatever its parameter says.
-    if is_coherent(machine, gpu) == Some(false) {
+    if machine.is_coherent(gpu) == Some(false) {
         return Judged::No(format!("GPU {} has no coherent link", gpu.address));
     }
     if topology_denied(machine) {
@@ -795,7 +786,7 @@ fn not_overridden(machine: &Machine) -> &'static str {
 /// which root sees, says which NIC each function belongs to.
 fn reaches_directly(machine: &Machine, gpu: &Device) -> Judged {
     let fine = Judged::Yes("a ConnectX has a function for Data Direct".to_owned());
-    if is_coherent(machine, gpu) != Some(true) || topology_is_free(machine) {
+    if machine.is_coherent(gpu) != Some(true) || topology_is_free(machine) {
         return fine;
     }
     if topology_denied(machine) {

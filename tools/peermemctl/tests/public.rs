@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 290] = [
+const CASES: [Case; 291] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -403,7 +403,7 @@ const CASES: [Case; 290] = [
     ),
     case(
         "public-forced-pcie-groups",
-        (0, 0),
+        (1, 0),
         &["forced PCIe: no, because GPU 0000:19:00.0 is in IOMMU group 7 and mlx5_0 in IOMMU group 8"],
         &[],
     ),
@@ -1254,6 +1254,7 @@ const CASES: [Case; 290] = [
     case("public-driver-535-of-nvidia", (0, 0), &["ours is for drivers from 550 on"], &["older than 550", "install driver 550", "make install"]),
     case("public-kepler", (0, 0), &["nvidia.ko pins revocably; persistent pins"], &["550 or later", "make install"]),
     case("public-kepler-ours", (1, 0), &["older than 550", "keep this driver", "no driver after the branch R470 knows GPUs from before Maxwell"], &["install driver 550", "550 or later that"]),
+    case("public-gb200-guest", (0, 0), &["NCCL: GPUDirect by default: unknown", "shows no root port of Grace", "by the coherent link (NVLink-C2C)"], &["set NCCL_NET_GDR_LEVEL", "they are PHB apart"]),
     case("public-small-bar1-displays", (1, 0), &["displaymodeselector --gpumode physical_display_disabled"], &["switch on Resizable BAR"]),
 ];
 

@@ -91,6 +91,8 @@ pub struct Pairing<'a> {
     pub c2c: bool,
     /// Whether the GPU has such a link, wherever the NIC hangs.
     pub has_link: bool,
+    /// Whether that link is only supposed: this virtual machine shows no root port of Grace.
+    pub link_is_supposed: bool,
     /// Whether no other NIC is nearer to the GPU.
     pub nearest: bool,
 }
@@ -117,7 +119,11 @@ pub struct Verdict {
 /// Leaves out software devices: with them the CPU moves every byte.
 pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
     let mut pairings = Vec::new();
-    for gpu in machine.gpus().into_iter().filter(|gpu| machine.was_given_gpu(gpu) != Some(false)) {
+    let gpus = machine.gpus().into_iter().filter(|gpu| machine.was_given_gpu(gpu) != Some(false));
+    for gpu in gpus.filter(|gpu| !machine.is_for_display(gpu)) {
+        // A board whose name nothing tells may have the link.
+        let has_link = machine.is_coherent(gpu).unwrap_or(!gpu.has_known_name());
+        let is_guest = machine.setting.virtual_machine.is_some();
         let is_here = |device: &&RdmaDevice| !device.software && machine.was_given_nic(device) != Some(false);
         let nics = machine.rdma.iter().filter(is_here).filter(|device| device.is_active());
         let nics = nics.filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?)));
@@ -127,8 +133,9 @@ pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
             gpu,
             nic,
             distance,
-            has_link: machine.has_c2c(gpu),
-            c2c: machine.has_c2c(gpu) && gpu.numa.is_some() && gpu.numa == at.numa,
+            has_link,
+            link_is_supposed: has_link && is_guest && !machine.is_below_grace(gpu),
+            c2c: has_link && gpu.numa.is_some() && gpu.numa == at.numa,
             nearest: nearest == Some(distance),
         }));
     }

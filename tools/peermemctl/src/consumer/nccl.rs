@@ -18,7 +18,7 @@ pub const NCCL: Consumer = Consumer {
     name: "NCCL",
     source: "ncclTopoCheckGdr in src/graph/paths.cc of NCCL 04cdb808a107; ncclIbGdrSupport in src/transport/net_ib/gdr.cc of 276b2fe477ac",
     unsure: |environment| unsure(environment).or_else(|| topology_not_understood(environment)),
-    unsure_of: not_in_topology,
+    unsure_of: path_not_known,
     told_by,
     maps,
     registers: |machine, environment, offered| {
@@ -62,7 +62,7 @@ pub const SHARP: Consumer = Consumer {
     name: "NCCL SHARP plugin",
     source: "nccl_p2p_gdr_support in src/p2p_plugin.c of nccl-rdma-sharp-plugins 8eb729dd136b",
     unsure: |environment| unsure(environment).or_else(|| topology_not_understood(environment)),
-    unsure_of: not_in_topology,
+    unsure_of: path_not_known,
     told_by,
     maps,
     registers: |machine, environment, offered| {
@@ -207,6 +207,21 @@ fn not_in_topology(_: &Machine, pairing: &Pairing, environment: &Environment) ->
     }
 }
 
+/// Returns why the path of a GPU and a NIC is not known.
+fn path_not_known(machine: &Machine, pairing: &Pairing, environment: &Environment) -> Option<String> {
+    let by_link = || {
+        let level = given_level(environment).map_or_else(|| default_level(environment), |(level, ..)| level);
+        let decides = Path::between(pairing, environment) == Path::P2c && (Path::P2c..Path::Phb).contains(&level);
+        (pairing.link_is_supposed && decides).then(|| {
+            format!(
+                "this virtual machine shows no root port of Grace: if NVML tells NCCL of the coherent link (NVLink-C2C) of GPU {}, they are P2C apart, else PHB, which is too far; NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=GRAPH shows which",
+                pairing.gpu.address
+            )
+        })
+    };
+    not_in_topology(machine, pairing, environment).or_else(by_link)
+}
+
 /// Returns where the distance of a GPU and a NIC comes from, if from a file that NCCL is given.
 fn told_by(_: &Machine, pairing: &Pairing, environment: &Environment) -> Option<String> {
     let apart = by_topology(pairing, environment)?.ok()?;
@@ -286,12 +301,28 @@ const VIRTUAL: &str = "this is a virtual machine, and distances here are the hyp
 /// The cure if the platform's file says that they are far apart.
 const VIRTUAL_FILE: &str = "this is a virtual machine, and the topology file says how far they are apart: take the nearest NIC of that file; NCCL_NET_GDR_LEVEL={} only after ACS redirect and ATS of the host are right, else transfers end in local protection errors";
 
+/// Returns the path up to which NCCL takes GPUDirect RDMA unless it is told another one.
+fn default_level(environment: &Environment) -> Path {
+    let c2c = Number::of("NCCL_NET_GDR_C2C", environment).is_none_or(|(number, ..)| number != Number::Is(0));
+    if c2c {
+        Path::P2c
+    } else {
+        Path::Pxb
+    }
+}
+
+/// Returns the path of NCCL_NET_GDR_LEVEL, with its value and place.
+fn given_level(environment: &Environment) -> Option<(Path, &str, &str)> {
+    let (value, place) = environment.nccl("NCCL_NET_GDR_LEVEL")?;
+    Some((Path::parse(value)?, value, place))
+}
+
 fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> Option<Refusal> {
     if let Some(refusal) = off(pairing, environment) {
         return Some(refusal);
     }
     // This case is reported as unknown elsewhere.
-    if topology_not_understood(environment).is_some() || not_in_topology(machine, pairing, environment).is_some() {
+    if topology_not_understood(environment).is_some() || path_not_known(machine, pairing, environment).is_some() {
         return None;
     }
     let file = told_by(machine, pairing, environment);
@@ -303,10 +334,8 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
             seen: setting.to_owned(),
         });
     }
-    let c2c = Number::of("NCCL_NET_GDR_C2C", environment).is_none_or(|(number, ..)| number != Number::Is(0));
-    let default = if c2c { Path::P2c } else { Path::Pxb };
-    let given =
-        environment.nccl("NCCL_NET_GDR_LEVEL").and_then(|(value, place)| Some((Path::parse(value)?, value, place)));
+    let default = default_level(environment);
+    let given = given_level(environment);
     let level = given.map_or(default, |(path, ..)| path);
     let path = Path::between(pairing, environment);
     let seen = match given {

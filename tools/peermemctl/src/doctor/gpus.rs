@@ -264,7 +264,10 @@ fn coherent(machine: &Machine, gpu: &Device) -> Option<Check> {
             "have coherent memory (NVLink-C2C); NICs reach it through the CPU, whose PCIe has no ATS",
         ),
     }
-    .seen("root ports of Grace above it in /sys/bus/pci/devices"))
+    .seen(match machine.is_below_grace(gpu) {
+        true => "root ports of Grace above it in /sys/bus/pci/devices",
+        false => "name of the GPU; no root port of Grace is shown above it",
+    }))
 }
 
 /// Returns what has the GPUs registered with the fabric of NVLink.
