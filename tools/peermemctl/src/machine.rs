@@ -333,9 +333,15 @@ impl<'a> Machine<'a> {
     /// there is a NIC.
     pub fn dma_buf(&self) -> bool {
         // NVIDIA offers dma-buf in the open flavour only.
+        let is_open = |driver: &Driver| driver.flavour == Some(nvidia::Flavour::Open);
+        self.core_takes_dma_buf() && self.driver.as_ref().is_some_and(is_open)
+    }
+
+    /// Returns whether the kernel and the driver of a NIC, if there is one, take dma-bufs, whatever GPU driver there
+    /// is.
+    pub fn core_takes_dma_buf(&self) -> bool {
         let nic = self.rdma.is_empty() || self.rdma.iter().any(|nic| way::nic_takes_dma_buf(self, nic).is_yes());
         nic && self.has_symbol("ib_umem_dmabuf_get") == Some(true)
-            && self.driver.as_ref().is_some_and(|driver| driver.flavour == Some(nvidia::Flavour::Open))
     }
 }
 

@@ -430,7 +430,7 @@ fn unsupported(gpu: &Device, nic: &RdmaDevice) -> String {
 /// Judges a GPU and a NIC by the GPU driver's check of the PCI topology, which from 580 on it makes for
 /// both ways ([`facts::TOPOLOGY`]): by its parameter, by what it said of the two, or else by the kernel
 /// log, whose line names no pair.
-fn topology(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
+pub fn topology(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     let fine = Judged::Yes(String::new());
     if machine.is_coherent(gpu) == Some(true) || facts::TOPOLOGY.holds(version(machine)) == Some(false) {
         return fine;
@@ -469,6 +469,9 @@ pub fn nic_takes_dma_buf(machine: &Machine, nic: &RdmaDevice) -> Judged {
     let Some(module) = nic.module.as_deref() else {
         return Judged::Unknown(format!("{name}: its driver is not known to this program"));
     };
+    if let no @ Judged::No(_) = mlx5_can(machine, nic) {
+        return no;
+    }
     // What is loaded decides; a file may be of another build.
     let is_its = |(symbol, owner): (&String, &Option<String>)| {
         symbol.ends_with(REGISTERS_DMA_BUF) && owner.as_deref() == Some(module)
@@ -523,7 +526,7 @@ fn dma_buf(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
         None => Judged::Unknown("/proc/kallsyms cannot be read".to_owned()),
     };
     let all = driver.and(core).and(|| nic_takes_dma_buf(machine, nic));
-    let all = all.and(|| mlx5_can(machine, nic)).and(|| untranslated(machine, gpu, nic));
+    let all = all.and(|| untranslated(machine, gpu, nic));
     all.and(|| topology(machine, gpu, nic)).and(|| match attach_refused(machine, AttachRefusal::Importer) {
         Some(line) => Judged::Unknown(format!(
             "a driver that cannot take GPU memory attached a dma-buf, and the kernel log does not tell whose it is: {line}"
@@ -537,8 +540,8 @@ pub const ON_DEMAND: &str = "CONFIG_INFINIBAND_ON_DEMAND_PAGING";
 
 /// Judges whether mlx5 can register dma-bufs: it does so by on-demand paging, which the kernel must
 /// be built with.
-fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
-    const OPTION: &str = "CONFIG_INFINIBAND_ON_DEMAND_PAGING";
+pub fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
+    const OPTION: &str = ON_DEMAND;
     let fine = Judged::Yes(String::new());
     let (Some("mlx5_ib"), Some(release)) = (nic.module.as_deref(), machine.release.as_deref()) else { return fine };
     // OFED's core has its own configuration.
@@ -582,6 +585,33 @@ pub fn untranslated(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged
         }
     }
     fine
+}
+
+/// Returns whether peer memory cannot work here, whatever is loaded: no core has the API, or no NIC's driver asks it.
+pub fn no_peers(machine: &Machine) -> bool {
+    let no_api =
+        machine.has_symbol(REGISTER) == Some(false) && machine.api_to_load().is_none() && machine.loaded.is_none();
+    no_api || !machine.rdma.is_empty() && machine.rdma.iter().all(|nic| nic_asks_peers(machine, nic).is_no())
+}
+
+/// Returns the check that says what closes dma-buf for every GPU and NIC where kernel and drivers offer it; of several
+/// the first one's.
+pub fn closed_by(machine: &Machine) -> Option<&'static str> {
+    let is_here = |gpu: &&Device| !gpu.is_gone && machine.was_given_gpu(gpu) != Some(false);
+    let gpus: Vec<&Device> = machine.gpus().into_iter().filter(is_here).collect();
+    let nics = machine.rdma.iter().filter(|nic| nic_takes_dma_buf(machine, nic).is_yes());
+    let nics: Vec<&RdmaDevice> = nics.filter(|nic| machine.was_given_nic(nic) != Some(false)).collect();
+    let of = |gpu: &Device, nic: &RdmaDevice| {
+        let in_fabric = machine.waits_for_fabric(gpu).is_none();
+        match (in_fabric, untranslated(machine, gpu, nic).is_no()) {
+            (false, _) => Some("gpus.fabric"),
+            (true, true) => Some("fabric.iommu"),
+            (true, false) => topology(machine, gpu, nic).is_no().then_some("ways.refused"),
+        }
+    };
+    let all = gpus.iter().flat_map(|gpu| nics.iter().map(move |nic| of(gpu, nic)));
+    let all: Option<Vec<&str>> = all.collect();
+    all.filter(|_| machine.dma_buf())?.first().copied()
 }
 
 /// Returns whether a GPU is or may be coherent with a CPU.

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 291] = [
+const CASES: [Case; 303] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1250,12 +1250,24 @@ const CASES: [Case; 291] = [
     ),
     case("public-stock", (0, 0), &["USABLE", "dma-buf: yes"], &["DOCA-OFED"]),
     case("public-stock-hgx", (0, 0), &["USABLE", "dma-buf: yes"], &["DOCA-OFED"]),
+    case("public-iommu-no-api", (2, 1), &["Begin with: boot with iommu=pt", "this leaves programs no way", "follows from: fabric.iommu", "and what keeps that from working is said elsewhere"], &["DOCA-OFED", "or use dma-buf", "it does not find the module", "modprobe nvidia-peermem"]),
+    case("public-topology-no-api", (2, 1), &["Begin with: write options nvidia NVreg_GrdmaPciTopoCheckOverride=1", "follows from: ways.refused"], &["DOCA-OFED", "or use dma-buf", "it does not find the module"]),
+    case("public-topology-denied-no-api", (2, 1), &["Begin with: take NVreg_GrdmaPciTopoCheckOverride=2 out"], &["DOCA-OFED", "or use dma-buf", "it does not find the module"]),
+    case("public-no-odp-no-api", (2, 1), &["Begin with: install DOCA-OFED", "or boot a kernel that is built with CONFIG_INFINIBAND_ON_DEMAND_PAGING"], &["or use dma-buf"]),
+    case("public-old-core-no-api", (2, 1), &["Begin with: install DOCA-OFED", "or boot Linux 5.12 or later"], &["or use dma-buf"]),
+    case("public-fabric-no-api", (2, 1), &["1 failed", "802", "Begin with: journalctl -u nvidia-fabricmanager"], &["DOCA-OFED", "follows from: api.exported"]),
+    case("public-no-nodes-no-api", (2, 1), &["1 failed", "/dev/nvidiactl is missing", "Begin with: nvidia-modprobe"], &["make install", "DOCA-OFED"]),
+    case("public-gpu-gone-stock", (1, 0), &["follows from: gpus.present", "because GPU 0000:4c:00.0 has fallen off the bus"], &["it does not find the module", "then: modprobe"]),
+    case("public-gpu-vfio-stock", (1, 0), &["follows from: gpus.present", "because GPU 0000:4c:00.0 belongs to the driver vfio-pci"], &["it does not find the module", "then: modprobe"]),
+    case("public-gpu-no-driver-stock", (1, 0), &["follows from: gpus.present", "because GPU 0000:4c:00.0 has no driver"], &["it does not find the module", "then: modprobe"]),
     case("public-driver-535-dma-buf", (0, 0), &["nvidia.ko 535.247.01 is loaded, open flavour"], &["older than 550", "install driver 550"]),
     case("public-driver-535-of-nvidia", (0, 0), &["ours is for drivers from 550 on"], &["older than 550", "install driver 550", "make install"]),
     case("public-kepler", (0, 0), &["nvidia.ko pins revocably; persistent pins"], &["550 or later", "make install"]),
     case("public-kepler-ours", (1, 0), &["older than 550", "keep this driver", "no driver after the branch R470 knows GPUs from before Maxwell"], &["install driver 550", "550 or later that"]),
     case("public-gb200-guest", (0, 0), &["NCCL: GPUDirect by default: unknown", "shows no root port of Grace", "by the coherent link (NVLink-C2C)"], &["set NCCL_NET_GDR_LEVEL", "they are PHB apart"]),
     case("public-small-bar1-displays", (1, 0), &["displaymodeselector --gpumode physical_display_disabled"], &["switch on Resizable BAR"]),
+    case("public-iommu-module-forgotten", (2, 1), &["Begin with: modprobe nvidia-peermem", "iommu=pt"], &["DOCA-OFED", "or use dma-buf"]),
+    case("public-driver-not-loaded-no-api", (2, 1), &["2 failed", "Begin with: modprobe nvidia", "not judged, as peer memory cannot work here"], &["DOCA-OFED", "make install"]),
 ];
 
 #[test]

@@ -32,10 +32,19 @@ const BY_RDMA: &str = "what [fabric.rdma] says";
 /// The cures if a GPU or a NIC itself is the cause.
 const BY_GPU: &str = "what [gpus.present] says of that GPU";
 const BY_PORT: &str = "what [fabric.port] says of that NIC";
+/// The cures if something else than GPU and NIC closes dma-buf.
+const BY_IOMMU: &str = "what [fabric.iommu] says";
+const BY_REFUSED: &str = "what [ways.refused] says";
 
 /// Returns the check whose cure is that of a program.
 pub fn cured_by(fix: &str) -> Option<&'static str> {
-    let all = [(BY_RDMA, "fabric.rdma"), (BY_GPU, "gpus.present"), (BY_PORT, "fabric.port")];
+    let all = [
+        (BY_RDMA, "fabric.rdma"),
+        (BY_GPU, "gpus.present"),
+        (BY_PORT, "fabric.port"),
+        (BY_IOMMU, "fabric.iommu"),
+        (BY_REFUSED, "ways.refused"),
+    ];
     all.into_iter().find(|(cure, _)| *cure == fix).map(|(_, id)| id)
 }
 
@@ -191,7 +200,8 @@ impl Consumer {
             return Does::Copies(refusal);
         }
         let can = |way| way::possible(machine, pairing.gpu, pairing.nic, way);
-        let does = match (self.registers)(machine, environment, &can(Way::DmaBuf)) {
+        let offered = can(Way::DmaBuf);
+        let does = match (self.registers)(machine, environment, &offered) {
             Registers::By(way, seen) => {
                 let way = (self.maps)(pairing, environment, way);
                 match (can(way), (self.refuses)(pairing, machine, environment)) {
@@ -204,7 +214,7 @@ impl Consumer {
                     _ => Does::Direct(way, seen),
                 }
             }
-            Registers::No(refusal) => return Does::Copies(refusal),
+            Registers::No(refusal) => return Does::Copies(or_closed(machine, pairing, &offered, refusal)),
             Registers::Unknown(why) => Does::Unknown(why),
         };
         match self.not_understood(environment).or_else(|| (self.unsure_of)(machine, pairing, environment)) {
@@ -274,7 +284,8 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
         return Some(BY_RDMA.to_owned());
     }
     let is_foreign = gpu.driver.as_deref().is_some_and(|driver| driver != "nvidia");
-    if is_foreign || gpu.is_gone {
+    let has_none = gpu.driver.is_none() && machine.driver.is_some() && !machine.drivers_are_hidden();
+    if is_foreign || has_none || gpu.is_gone {
         return Some(BY_GPU.to_owned());
     }
     let nic = pairing.nic.pci.as_deref().and_then(|address| machine.pci(address));
@@ -284,6 +295,13 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     if way == Way::DmaBufPcie {
         return Some(way::topology_cure(machine));
     }
+    if way == Way::DmaBuf && way::topology(machine, gpu, pairing.nic).is_no() {
+        return way::cure_of_refusal(machine, gpu, pairing.nic).or_else(|| Some(BY_REFUSED.to_owned()));
+    }
+    // Where peer memory can work, the module is another way out.
+    if way == Way::DmaBuf && way::no_peers(machine) && way::untranslated(machine, gpu, pairing.nic).is_no() {
+        return Some(BY_IOMMU.to_owned());
+    }
     if let Some(cure) = way::cure_of_refusal(machine, gpu, pairing.nic).filter(|_| way == Way::PeerMemory) {
         return Some(cure);
     }
@@ -292,6 +310,15 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     }
     let never_asks = way == Way::PeerMemory && way::nic_asks_peers(machine, pairing.nic).is_no();
     never_asks.then(|| "use dma-buf, or another NIC: what [api.driver] says".to_owned())
+}
+
+/// Returns why a program copies that found neither the module nor dma-buf: what closes dma-buf for a GPU and a NIC
+/// is the reason, and not the module, where another check has its cure.
+fn or_closed(machine: &Machine, pairing: &Pairing, offered: &Judged, refusal: Refusal) -> Refusal {
+    match (offered, cure(machine, pairing, Way::DmaBuf)) {
+        (Judged::No(why), Some(cure)) => Refusal { because: why.clone(), set: Some(cure), ..refusal },
+        _ => refusal,
+    }
 }
 
 /// Returns that CUDA_VISIBLE_DEVICES leaves a program no GPU: CUDA takes the entries before the first that is
