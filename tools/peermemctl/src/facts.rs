@@ -288,6 +288,13 @@ pub const EFA_NCCL: Rule = rule(
     "its own transport makes reliable connections, which an EFA does not; it takes an EFA by the plugin aws-ofi-nccl, and sockets without it",
     "NVIDIA/nccl#229, README.md of aws-ofi-nccl",
 );
+pub const EFA_TOPOLOGY: Rule = rule(
+    "NCCL",
+    None,
+    None,
+    "on Amazon's instances the plugin aws-ofi-nccl sets NCCL_TOPO_FILE, unless that is set, to a topology of its own, in which a GPU and its EFA are below one switch, whatever PCI addresses the guest shows",
+    "aws/aws-ofi-nccl#65, aws/aws-ofi-nccl#715 and aws/aws-ofi-nccl#785",
+);
 pub const EFA_UCX: Rule = rule(
     "UCX",
     None,
@@ -357,7 +364,7 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 39] = [
+pub const ALL: [&Rule; 40] = [
     &DRIVER_TOO_OLD,
     &LAST_OF_KEPLER,
     &DISPLAY_MODES,
@@ -395,6 +402,7 @@ pub const ALL: [&Rule; 39] = [
     &OFED_API,
     &EFA_FAMILIES,
     &EFA_NCCL,
+    &EFA_TOPOLOGY,
     &EFA_UCX,
     &EFA_LIBFABRIC,
 ];

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 303] = [
+const CASES: [Case; 305] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1260,6 +1260,8 @@ const CASES: [Case; 303] = [
     case("public-gpu-gone-stock", (1, 0), &["follows from: gpus.present", "because GPU 0000:4c:00.0 has fallen off the bus"], &["it does not find the module", "then: modprobe"]),
     case("public-gpu-vfio-stock", (1, 0), &["follows from: gpus.present", "because GPU 0000:4c:00.0 belongs to the driver vfio-pci"], &["it does not find the module", "then: modprobe"]),
     case("public-gpu-no-driver-stock", (1, 0), &["follows from: gpus.present", "because GPU 0000:4c:00.0 has no driver"], &["it does not find the module", "then: modprobe"]),
+    case("public-efa-flat", (0, 0), &["NCCL: GPUDirect by default: yes"], &["NCCL_NET_GDR_LEVEL", "they are PHB apart"]),
+    case("public-efa-flat-no-plugin", (0, 0), &["NCCL: GPUDirect by default: unknown", "aws-ofi-nccl"], &["NCCL_NET_GDR_LEVEL", "they are PHB apart"]),
     case("public-driver-535-dma-buf", (0, 0), &["nvidia.ko 535.247.01 is loaded, open flavour"], &["older than 550", "install driver 550"]),
     case("public-driver-535-of-nvidia", (0, 0), &["ours is for drivers from 550 on"], &["older than 550", "install driver 550", "make install"]),
     case("public-kepler", (0, 0), &["nvidia.ko pins revocably; persistent pins"], &["550 or later", "make install"]),

@@ -6,6 +6,7 @@ use crate::environment::Environment;
 use crate::facts;
 use crate::machine::Machine;
 use crate::pci::Distance;
+use crate::setting::{vendor, Vendor};
 use crate::topology_file::Apart;
 use crate::way::Way;
 
@@ -317,6 +318,12 @@ fn given_level(environment: &Environment) -> Option<(Path, &str, &str)> {
     Some((Path::parse(value)?, value, place))
 }
 
+/// Returns whether Amazon's plugin, without which NCCL takes no EFA, has NCCL read a topology in which a GPU and its
+/// nearest EFA are below one switch ([`facts::EFA_TOPOLOGY`]).
+fn by_plugin(pairing: &Pairing, environment: &Environment) -> bool {
+    vendor(pairing.nic) == Vendor::Efa && pairing.nearest && environment.topology.is_none()
+}
+
 fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> Option<Refusal> {
     if let Some(refusal) = off(pairing, environment) {
         return Some(refusal);
@@ -337,7 +344,10 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
     let default = default_level(environment);
     let given = given_level(environment);
     let level = given.map_or(default, |(path, ..)| path);
-    let path = Path::between(pairing, environment);
+    let path = match by_plugin(pairing, environment) {
+        true => Path::Pix,
+        false => Path::between(pairing, environment),
+    };
     let seen = match given {
         Some((_, value, place)) => format!("NCCL_NET_GDR_LEVEL={value} of {place}"),
         None => format!("distance {} > {}", path as u8, level as u8),
