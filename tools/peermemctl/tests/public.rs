@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-const CASES: [Case; 305] = [
+const CASES: [Case; 315] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1262,13 +1262,23 @@ const CASES: [Case; 305] = [
     case("public-gpu-no-driver-stock", (1, 0), &["follows from: gpus.present", "because GPU 0000:4c:00.0 has no driver"], &["it does not find the module", "then: modprobe"]),
     case("public-efa-flat", (0, 0), &["NCCL: GPUDirect by default: yes"], &["NCCL_NET_GDR_LEVEL", "they are PHB apart"]),
     case("public-efa-flat-no-plugin", (0, 0), &["NCCL: GPUDirect by default: unknown", "aws-ofi-nccl"], &["NCCL_NET_GDR_LEVEL", "they are PHB apart"]),
+    case("public-rails-down", (1, 0), &["mlx5_2, which is nearer, has no active port", "mlx5_5, which is nearer, has no active port", "follows from: fabric.port"], &["fix: set NCCL_NET_GDR_LEVEL", "put a NIC into a slot"]),
+    case("public-rail-gone", (1, 0), &["mlx5_2, which is nearer, has fallen off the bus", "follows from: fabric.port"], &["fix: set NCCL_NET_GDR_LEVEL"]),
+    case("public-rails-of-a-node-down", (1, 0), &["follows from: fabric.port"], &["fix: set NCCL_NET_GDR_LEVEL", "put one into a slot", "put a NIC into a slot"]),
+    case("public-no-subnet-manager", (1, 0), &["no subnet manager has set its port up"], &["plug in the cable"]),
+    case("public-pod-far-nic", (1, 0), &["the nearest NIC is mlx5_6, SYS", "mlx5_3 is nearer, and this container was not given it", "Begin with: have the NIC that belongs to the GPU in this container", "follows from: fabric.distance"], &["set NCCL_NET_GDR_LEVEL", "put one into a slot", "8 GPUs have a NIC nearby"]),
+    case("public-pod-node-nic", (1, 0), &["the nearest NIC is mlx5_2, NODE", "follows from: fabric.distance"], &["set NCCL_NET_GDR_LEVEL", "put a NIC into a slot"]),
+    case("public-pod-near-nic", (0, 0), &["the nearest NIC is mlx5_3, PIX"], &["8 GPUs have a NIC nearby"]),
     case("public-driver-535-dma-buf", (0, 0), &["nvidia.ko 535.247.01 is loaded, open flavour"], &["older than 550", "install driver 550"]),
     case("public-driver-535-of-nvidia", (0, 0), &["ours is for drivers from 550 on"], &["older than 550", "install driver 550", "make install"]),
     case("public-kepler", (0, 0), &["nvidia.ko pins revocably; persistent pins"], &["550 or later", "make install"]),
     case("public-kepler-ours", (1, 0), &["older than 550", "keep this driver", "no driver after the branch R470 knows GPUs from before Maxwell"], &["install driver 550", "550 or later that"]),
     case("public-gb200-guest", (0, 0), &["NCCL: GPUDirect by default: unknown", "shows no root port of Grace", "by the coherent link (NVLink-C2C)"], &["set NCCL_NET_GDR_LEVEL", "they are PHB apart"]),
     case("public-small-bar1-displays", (1, 0), &["displaymodeselector --gpumode physical_display_disabled"], &["switch on Resizable BAR"]),
+    case("public-display-board", (0, 0), &["drives displays, with a small BAR1"], &["have a small BAR1", "register less at once", "every byte"]),
+    case("public-rail-vfio", (1, 0), &["0000:4b:00.0, which is nearer, belongs to vfio-pci", "give it back to mlx5_core", "follows from: fabric.distance"], &["fix: set NCCL_NET_GDR_LEVEL", "put a NIC into a slot"]),
     case("public-iommu-module-forgotten", (2, 1), &["Begin with: modprobe nvidia-peermem", "iommu=pt"], &["DOCA-OFED", "or use dma-buf"]),
+    case("public-rail-lost", (1, 0), &["if this one had such a NIC, it is off the bus", "follows from: fabric.distance"], &["fix: set NCCL_NET_GDR_LEVEL"]),
     case("public-driver-not-loaded-no-api", (2, 1), &["2 failed", "Begin with: modprobe nvidia", "not judged, as peer memory cannot work here"], &["DOCA-OFED", "make install"]),
 ];
 
@@ -1567,6 +1577,17 @@ fn variables_that_close_a_way_are_heeded() {
         let (_, said) = of_command("one-pair", id, &line.split(' ').collect::<Vec<_>>());
         assert!(said.contains(wanted), "{line}: {said}");
     }
+}
+
+/// A container that was given one GPU and one NIC: what is nearer elsewhere is no choice of its programs.
+#[test]
+fn the_best_nic_is_one_that_the_container_was_given() {
+    let topo: Value = serde_json::from_slice(&peermemctl("public-pod-far-nic", &["-j", "topo"]).stdout).unwrap();
+    let best = topo["gpus"].as_array().unwrap().iter().filter(|gpu| !gpu["best_nic"].is_null());
+    let best: Vec<_> = best.map(|gpu| (gpu["address"].as_str().unwrap(), gpu["best_nic"].as_str().unwrap())).collect();
+    assert_eq!(best, [("0000:5d:00.0", "mlx5_6")]);
+    let doctor = unwrapped(&text(&peermemctl("public-pod-far-nic", &["doctor", "--for", "nccl"])));
+    assert!(doctor.contains("Begin with: have the NIC that belongs to the GPU in this container"), "{doctor}");
 }
 
 /// A "no" for the programs that are asked about has their own reason.

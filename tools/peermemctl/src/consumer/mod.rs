@@ -321,6 +321,39 @@ fn or_closed(machine: &Machine, pairing: &Pairing, offered: &Judged, refusal: Re
     }
 }
 
+/// Why a program does not take a NIC that is nearer to a GPU.
+struct Nearer {
+    /// The reason, which follows that of the program.
+    because: String,
+    set: String,
+}
+
+/// Returns why a program does not take a NIC of this machine that is at most `within` from the GPU of a pairing, and
+/// nearer than its NIC: no port of it is active, no driver makes it an RDMA device, this container was not given it,
+/// or it seems to be lost.
+fn nearer(machine: &Machine, pairing: &Pairing, within: Distance) -> Option<Nearer> {
+    let gpu = pairing.gpu;
+    if let Some(other) = hardware::nearer_not_given(machine, gpu, pairing.distance, within) {
+        return Some(Nearer {
+            because: format!("this container was not given {}, which is nearer", other.name),
+            set: hardware::NEARER_TO_GIVE.to_owned(),
+        });
+    }
+    if let Some((other, fix)) = hardware::nearer_unbound(machine, gpu, pairing.distance, within) {
+        let driver = other.driver.as_deref().unwrap_or("no driver");
+        return Some(Nearer { because: format!("{}, which is nearer, belongs to {driver}", other.address), set: fix });
+    }
+    if let Some(other) = hardware::nearer_down(machine, gpu, pairing.distance, within) {
+        let why = match machine.pci(other.pci.as_deref()?)?.is_gone {
+            true => "has fallen off the bus",
+            false => "has no active port",
+        };
+        return Some(Nearer { because: format!("{}, which is nearer, {why}", other.name), set: BY_PORT.to_owned() });
+    }
+    let because = "no NIC is below the GPU's switch, as with the other GPUs".to_owned();
+    Some(Nearer { because, set: hardware::nearer_lost(machine, gpu, pairing.distance)? })
+}
+
 /// Returns that CUDA_VISIBLE_DEVICES leaves a program no GPU: CUDA takes the entries before the first that is
 /// none of this machine.
 fn without_gpus(machine: &Machine, environment: &Environment) -> Option<Refusal> {

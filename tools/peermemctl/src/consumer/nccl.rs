@@ -348,6 +348,11 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
         true => Path::Pix,
         false => Path::between(pairing, environment),
     };
+    // What this machine has nearer than that is the cause, and not the level.
+    let within = if pairing.has_link { Distance::Node } else { Distance::Pxb };
+    let is_lowered = given.is_some_and(|_| path <= default);
+    let nearer = super::nearer(machine, pairing, within).filter(|_| !is_lowered && path > level);
+    let also = nearer.as_ref().map_or(String::new(), |nearer| format!("; {}", nearer.because));
     let seen = match given {
         Some((_, value, place)) => format!("NCCL_NET_GDR_LEVEL={value} of {place}"),
         None => format!("distance {} > {}", path as u8, level as u8),
@@ -355,10 +360,11 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
     let seen = file.as_ref().map_or(seen.clone(), |file| format!("{seen}; {file}"));
     (path > level).then(|| Refusal {
         because: match given {
-            Some((_, value, _)) => format!("they are {} apart, and NCCL_NET_GDR_LEVEL={value}", path.text()),
-            None => format!("they are {} apart, and it goes up to {} only", path.text(), level.text()),
+            Some((_, value, _)) => format!("they are {} apart, and NCCL_NET_GDR_LEVEL={value}{also}", path.text()),
+            None => format!("they are {} apart, and it goes up to {} only{also}", path.text(), level.text()),
         },
-        set: Some(match given.is_some_and(|_| path <= default) {
+        set: Some(match is_lowered {
+            _ if nearer.is_some() => nearer.map(|nearer| nearer.set).unwrap_or_default(),
             false if machine.setting.virtual_machine.is_some() && file.is_none() => VIRTUAL.replace("{}", path.text()),
             false if machine.setting.virtual_machine.is_some() => VIRTUAL_FILE.replace("{}", path.text()),
             true => "unset NCCL_NET_GDR_LEVEL".to_owned(),
