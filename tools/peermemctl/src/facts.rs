@@ -56,6 +56,13 @@ pub const DRIVER_TOO_OLD: Rule = rule(
     "older than this project's module is written for",
     "docs/facts.md of this project",
 );
+pub const LAST_OF_KEPLER: Rule = rule(
+    "nvidia.ko",
+    Some("495"),
+    None,
+    "no driver after the branch R470 knows GPUs from before Maxwell, such as Kepler's K40 and K80",
+    "NVIDIA's list of legacy GPUs (nvidia.com/en-us/drivers/unix/legacy-gpu)",
+);
 pub const DRIVER_64K: Rule = rule(
     "nvidia.ko",
     Some("590"),
@@ -305,6 +312,13 @@ pub const EFA_GIN: Rule = rule(
     "its GIN takes an EFA by the plugin aws-ofi-nccl from 1.21 on: a thread of the CPU posts, or with NCCL_GIN_TYPE=5 the GPU, on instances p5en, p6-b200 and p6-b300 and with PeerMappingOverride=1 of nvidia.ko",
     "doc/gin-getting-started.md of aws-ofi-nccl 1.21; aws/aws-ofi-nccl#1369",
 );
+pub const EFA_TOPOLOGY: Rule = rule(
+    "NCCL",
+    None,
+    None,
+    "on Amazon's instances the plugin aws-ofi-nccl sets NCCL_TOPO_FILE, unless that is set, to a topology of its own, in which a GPU and its EFA are below one switch, whatever PCI addresses the guest shows",
+    "aws/aws-ofi-nccl#65, aws/aws-ofi-nccl#715 and aws/aws-ofi-nccl#785",
+);
 pub const EFA_UCX: Rule = rule(
     "UCX",
     None,
@@ -318,6 +332,29 @@ pub const EFA_LIBFABRIC: Rule = rule(
     None,
     "versions of its EFA provider (2.4) register CUDA memory by a plain ibv_reg_mr(), which fails with \"Bad address\", unless the program gives them a dma-buf (FI_MR_DMABUF), as aws-ofi-nccl does",
     "ofiwg/libfabric#12019",
+);
+
+/// Boards with displays that NVIDIA's displaymodeselector switches off, whereupon BAR1 is as large as the memory.
+pub const DISPLAY_MODE_BOARDS: [&str; 12] = [
+    "A40",
+    "L20",
+    "L40",
+    "L40G",
+    "L40S",
+    "RTX A5000",
+    "RTX A5500",
+    "RTX A6000",
+    "RTX 5000 Ada",
+    "RTX 5880 Ada",
+    "RTX 6000 Ada",
+    "RTX PRO 6000 Blackwell",
+];
+pub const DISPLAY_MODES: Rule = rule(
+    "displaymodeselector",
+    None,
+    None,
+    "with their displays on, A40, L20, L40, RTX A5000, A5500 and A6000, RTX 5000, 5880 and 6000 Ada and RTX PRO 6000 Blackwell have 256 MiB of BAR1, whatever the firmware offers",
+    "docs.nvidia.com/vgpu (Switching the Mode of a GPU that Supports Multiple Display Modes); README of NVMe-SSD/AGILE (RTX 5000 Ada)",
 );
 
 /// The drivers of RDMA devices that register dma-bufs: each module, with the first kernel whose own
@@ -351,8 +388,10 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 40] = [
+pub const ALL: [&Rule; 43] = [
     &DRIVER_TOO_OLD,
+    &LAST_OF_KEPLER,
+    &DISPLAY_MODES,
     &DRIVER_64K,
     &TOPOLOGY_OVERRIDE,
     &TOPOLOGY_DENIED,
@@ -390,6 +429,7 @@ pub const ALL: [&Rule; 40] = [
     &EFA_FAMILIES,
     &EFA_NCCL,
     &EFA_GIN,
+    &EFA_TOPOLOGY,
     &EFA_UCX,
     &EFA_LIBFABRIC,
 ];

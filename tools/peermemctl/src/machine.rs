@@ -336,8 +336,9 @@ impl<'a> Machine<'a> {
         self.devices.iter().any(|device| device.vendor == nvidia::NVIDIA && device.kind() == 0x0680)
     }
 
-    /// Returns whether a GPU has a coherent link to its processor, by the root port above it or by nvidia-smi.
-    pub fn has_c2c(&self, gpu: &Device) -> bool {
+    /// Returns whether this machine shows that a GPU has a coherent link to its processor: by the root port of Grace
+    /// above it, which virtual machines need not show, or by nvidia-smi.
+    pub fn shows_c2c(&self, gpu: &Device) -> bool {
         let told = self.told(gpu).and_then(|told| told.c2c.as_deref());
         told == Some("Enabled") || gpu.way.iter().filter_map(|part| self.pci(part)).any(Device::is_grace_port)
     }
@@ -348,7 +349,7 @@ impl<'a> Machine<'a> {
         let told = self.told(gpu).and_then(|told| told.c2c.as_deref());
         let is_rubin = facts::VERA_RUBIN_IDS.contains(&gpu.device);
         let is_board = gpu.has_known_name() && !is_rubin || gpu.vendor != nvidia::NVIDIA;
-        if is_board || self.setting.tegra || told == Some("Disabled") || self.has_c2c(gpu) {
+        if is_board || self.setting.tegra || told == Some("Disabled") || self.shows_c2c(gpu) {
             return false;
         }
         let port = gpu.way.iter().find_map(|part| self.pci(part));
@@ -368,6 +369,41 @@ impl<'a> Machine<'a> {
             gpu.has_known_name() || FAMILIES.iter().any(|family| name.contains(family))
         };
         self.gpus().iter().all(|gpu| is_known(gpu) && !facts::VERA_RUBIN_IDS.contains(&gpu.device))
+    }
+
+    /// Returns whether a GPU has a coherent link to its processor, so that the GPU driver takes its memory for the
+    /// CPU's, too; `None` in a virtual machine that shows no root port of Grace and may have one all the same, and
+    /// below a processor that is not known.
+    pub fn is_coherent(&self, gpu: &Device) -> Option<bool> {
+        let name = self.gpu_name(gpu);
+        if self.shows_c2c(gpu) || ["GH200", "GB200", "GB300"].iter().any(|board| name.contains(board)) {
+            return Some(true);
+        }
+        if self.may_have_c2c(gpu) {
+            return None;
+        }
+        let is_x86 = self.setting.architecture.as_deref() == Some("x86_64");
+        (is_x86 || self.setting.virtual_machine.is_none()).then_some(false)
+    }
+
+    /// Returns whether a GPU is known to have a coherent link to its processor.
+    pub fn has_c2c(&self, gpu: &Device) -> bool {
+        self.is_coherent(gpu) == Some(true)
+    }
+
+    /// Returns whether a GPU is there for displays alone: a board with displays and a small BAR1 beside another one
+    /// for programs, such as the DGX Display of a DGX Station, of which no program has memory pinned.
+    pub fn is_for_display(&self, gpu: &Device) -> bool {
+        const VGA: u32 = 0x0300;
+        let is_small = |gpu: &Device| (1..=nvidia::SMALL_BAR1).contains(&nvidia::bar1_size(gpu));
+        let serves = |other: &&Device| {
+            other.device != gpu.device && (other.kind() != VGA || !is_small(other)) && self.refusal(other).is_none()
+        };
+        gpu.kind() == VGA
+            && is_small(gpu)
+            && !nvidia::has_display_modes(&self.gpu_name(gpu))
+            && self.gpus().iter().any(serves)
+            && !way::has_been_pinned(self, gpu)
     }
 
     /// Returns whether the kernel has a symbol, or `None` if nobody can tell.
@@ -419,9 +455,15 @@ impl<'a> Machine<'a> {
     /// there is a NIC.
     pub fn dma_buf(&self) -> bool {
         // NVIDIA offers dma-buf in the open flavour only.
+        let is_open = |driver: &Driver| driver.flavour == Some(nvidia::Flavour::Open);
+        self.core_takes_dma_buf() && self.driver.as_ref().is_some_and(is_open)
+    }
+
+    /// Returns whether the kernel and the driver of a NIC, if there is one, take dma-bufs, whatever GPU driver there
+    /// is.
+    pub fn core_takes_dma_buf(&self) -> bool {
         let nic = self.rdma.is_empty() || self.rdma.iter().any(|nic| way::nic_takes_dma_buf(self, nic).is_yes());
         nic && self.has_symbol("ib_umem_dmabuf_get") == Some(true)
-            && self.driver.as_ref().is_some_and(|driver| driver.flavour == Some(nvidia::Flavour::Open))
     }
 }
 

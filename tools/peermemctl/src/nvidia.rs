@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The GPU driver and the GPUs.
 
+use crate::facts;
 use crate::pci::{self, Device};
 use crate::root::{Root, Silent};
 use std::collections::BTreeMap;
@@ -125,6 +126,27 @@ pub fn gpus(devices: &[Device]) -> Vec<&Device> {
 /// of NVIDIA's GPUs, and the largest of all.
 pub fn bar1_size(gpu: &Device) -> u64 {
     gpu.bars.into_iter().max().unwrap_or(0)
+}
+
+/// A BAR1 up to this size holds no buffer of today's programs.
+pub const SMALL_BAR1: u64 = 256 << 20;
+
+/// Returns whether a GPU is of a generation that can make its BAR1 larger, from Ampere on: Turing's boards, whose
+/// ids are in these two ranges, cannot.
+pub fn may_resize_bar1(gpu: &Device) -> bool {
+    gpu.vendor != NVIDIA || !(0x1e00..0x2080).contains(&gpu.device) && !(0x2180..0x2200).contains(&gpu.device)
+}
+
+/// Returns whether a board of that name has displays that can be switched off for a large BAR1.
+pub fn has_display_modes(name: &str) -> bool {
+    let words = |text: &str| format!(" {} ", text.replace(|c: char| !c.is_ascii_alphanumeric(), " "));
+    facts::DISPLAY_MODE_BOARDS.iter().any(|board| words(name).contains(&words(board)))
+}
+
+/// Returns whether drivers from 495 on know a GPU no more ([`crate::facts::LAST_OF_KEPLER`]): ids of Maxwell begin
+/// with 1340.
+pub fn is_before_maxwell(gpu: &Device) -> bool {
+    gpu.vendor == NVIDIA && gpu.device < 0x1340
 }
 
 /// Returns whether NVIDIA's open kernel modules know a GPU: they need what GPUs have from Turing on, whose ids
@@ -290,6 +312,29 @@ mod tests {
             (" Recover IMEX Domain", true),
         ] {
             assert_eq!(recovery(value).as_deref(), asks.then_some(value.trim()), "{value}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each name stands whole: an A4000 is no A40, and a Quadro RTX 6000 no RTX 6000 Ada.
+    #[test]
+    fn boards_whose_displays_can_be_switched_off() {
+        for (name, wanted) in [
+            ("NVIDIA A40", true),
+            ("GA102GL [RTX A5000]", true),
+            ("NVIDIA RTX 5000 Ada Generation", true),
+            ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", true),
+            ("AD102GL [L40S]", true),
+            ("NVIDIA RTX A4000", false),
+            ("NVIDIA RTX 4000 Ada Generation", false),
+            ("TU102GL [Quadro RTX 6000/8000]", false),
+            ("Tesla T4", false),
+        ] {
+            assert_eq!(has_display_modes(name), wanted, "{name}");
         }
     }
 }

@@ -396,7 +396,7 @@ pub fn refuses_pins(machine: &Machine, gpu: &Device) -> Option<String> {
     if has_been_pinned(machine, gpu) {
         return None;
     }
-    if is_coherent(machine, gpu) == Some(true) && is_in_cdmm(machine) {
+    if machine.is_coherent(gpu) == Some(true) && is_in_cdmm(machine) {
         let from = facts::CDMM.from.unwrap_or_default();
         return Some(format!(
             "GPU {} is in CDMM mode, in which drivers from {from} on map its memory for no NIC by peer memory",
@@ -432,7 +432,7 @@ pub fn refuses_parts(machine: &Machine, gpu: &Device) -> bool {
 
 /// Returns what to do where the GPU driver refuses to give a GPU's memory to a NIC by peer memory.
 pub fn cure_of_refusal(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Option<String> {
-    if topology_denied(machine) && is_coherent(machine, gpu) != Some(true) {
+    if topology_denied(machine) && machine.is_coherent(gpu) != Some(true) {
         return Some(topology_cure(machine));
     }
     (said_of(machine, gpu, nic) == Some("unsupported"))
@@ -450,9 +450,9 @@ fn unsupported(gpu: &Device, nic: &RdmaDevice) -> String {
 /// Judges a GPU and a NIC by the GPU driver's check of the PCI topology, which from 580 on it makes for
 /// both ways ([`facts::TOPOLOGY`]): by its parameter, by what it said of the two, or else by the kernel
 /// log, whose line names no pair.
-fn topology(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
+pub fn topology(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     let fine = Judged::Yes(String::new());
-    if is_coherent(machine, gpu) == Some(true) || facts::TOPOLOGY.holds(version(machine)) == Some(false) {
+    if machine.is_coherent(gpu) == Some(true) || facts::TOPOLOGY.holds(version(machine)) == Some(false) {
         return fine;
     }
     if topology_denied(machine) {
@@ -489,6 +489,9 @@ pub fn nic_takes_dma_buf(machine: &Machine, nic: &RdmaDevice) -> Judged {
     let Some(module) = nic.module.as_deref() else {
         return Judged::Unknown(format!("{name}: its driver is not known to this program"));
     };
+    if let no @ Judged::No(_) = mlx5_can(machine, nic) {
+        return no;
+    }
     // What is loaded decides; a file may be of another build.
     let is_its = |(symbol, owner): (&String, &Option<String>)| {
         symbol.ends_with(REGISTERS_DMA_BUF) && owner.as_deref() == Some(module)
@@ -543,7 +546,7 @@ fn dma_buf(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
         None => Judged::Unknown("/proc/kallsyms cannot be read".to_owned()),
     };
     let all = driver.and(core).and(|| nic_takes_dma_buf(machine, nic));
-    let all = all.and(|| mlx5_can(machine, nic)).and(|| untranslated(machine, gpu, nic));
+    let all = all.and(|| untranslated(machine, gpu, nic));
     all.and(|| topology(machine, gpu, nic)).and(|| match attach_refused(machine, AttachRefusal::Importer) {
         Some(line) => Judged::Unknown(format!(
             "a driver that cannot take GPU memory attached a dma-buf, and the kernel log does not tell whose it is: {line}"
@@ -552,25 +555,12 @@ fn dma_buf(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     })
 }
 
-/// Returns whether the GPU driver takes a GPU's memory for the CPU's, too; `None` in a virtual machine
-/// that shows no root port of Grace and may have one all the same, and below a processor that is not known.
-fn is_coherent(machine: &Machine, gpu: &Device) -> Option<bool> {
-    let name = machine.gpu_name(gpu);
-    if machine.has_c2c(gpu) || ["GH200", "GB200", "GB300"].iter().any(|board| name.contains(board)) {
-        return Some(true);
-    }
-    if machine.may_have_c2c(gpu) {
-        return None;
-    }
-    let setting = &machine.setting;
-    let is_x86 = setting.architecture.as_deref() == Some("x86_64");
-    (is_x86 || setting.virtual_machine.is_none()).then_some(false)
-}
+/// The option of the kernel by which mlx5 registers dma-bufs.
+pub const ON_DEMAND: &str = "CONFIG_INFINIBAND_ON_DEMAND_PAGING";
 
 /// Judges whether mlx5 can register dma-bufs: it does so by on-demand paging, which the kernel must
 /// be built with.
-fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
-    const OPTION: &str = "CONFIG_INFINIBAND_ON_DEMAND_PAGING";
+pub fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
     let fine = Judged::Yes(String::new());
     let (Some("mlx5_ib"), Some(release)) = (nic.module.as_deref(), machine.release.as_deref()) else { return fine };
     // OFED's core has its own configuration.
@@ -579,9 +569,11 @@ fn mlx5_can(machine: &Machine, nic: &RdmaDevice) -> Judged {
     }
     let found = kernel::configuration(machine.root, release);
     match found {
-        Some((file, text)) if !text.lines().any(|line| line == format!("{OPTION}=y")) && text.contains("CONFIG_") => {
+        Some((file, text))
+            if !text.lines().any(|line| line == format!("{ON_DEMAND}=y")) && text.contains("CONFIG_") =>
+        {
             Judged::No(format!(
-                "the kernel is built without {OPTION}, and mlx5_ib registers dma-bufs by that only ({file})"
+                "the kernel is built without {ON_DEMAND}, and mlx5_ib registers dma-bufs by that only ({file})"
             ))
         }
         _ => fine,
@@ -609,7 +601,7 @@ pub fn peers_unmapped(machine: &Machine) -> bool {
 pub fn untranslated(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     let fine = Judged::Yes(String::new());
     // Memory with a `struct page` is mapped as the CPU's is.
-    if is_coherent(machine, gpu) == Some(true) {
+    if machine.is_coherent(gpu) == Some(true) {
         return fine;
     }
     let Some(device) = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software) else {
@@ -650,9 +642,36 @@ pub fn untranslated(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged
     }
 }
 
+/// Returns whether peer memory cannot work here, whatever is loaded: no core has the API, or no NIC's driver asks it.
+pub fn no_peers(machine: &Machine) -> bool {
+    let no_api =
+        machine.has_symbol(REGISTER) == Some(false) && machine.api_to_load().is_none() && machine.loaded.is_none();
+    no_api || !machine.rdma.is_empty() && machine.rdma.iter().all(|nic| nic_asks_peers(machine, nic).is_no())
+}
+
+/// Returns the check that says what closes dma-buf for every GPU and NIC where kernel and drivers offer it; of several
+/// the first one's.
+pub fn closed_by(machine: &Machine) -> Option<&'static str> {
+    let is_here = |gpu: &&Device| !gpu.is_gone && machine.was_given_gpu(gpu) != Some(false);
+    let gpus: Vec<&Device> = machine.gpus().into_iter().filter(is_here).collect();
+    let nics = machine.rdma.iter().filter(|nic| nic_takes_dma_buf(machine, nic).is_yes());
+    let nics: Vec<&RdmaDevice> = nics.filter(|nic| machine.was_given_nic(nic) != Some(false)).collect();
+    let of = |gpu: &Device, nic: &RdmaDevice| {
+        let in_fabric = machine.waits_for_fabric(gpu).is_none();
+        match (in_fabric, untranslated(machine, gpu, nic).is_no()) {
+            (false, _) => Some("gpus.fabric"),
+            (true, true) => Some("fabric.iommu"),
+            (true, false) => topology(machine, gpu, nic).is_no().then_some("ways.refused"),
+        }
+    };
+    let all = gpus.iter().flat_map(|gpu| nics.iter().map(move |nic| of(gpu, nic)));
+    let all: Option<Vec<&str>> = all.collect();
+    all.filter(|_| machine.dma_buf())?.first().copied()
+}
+
 /// Returns whether a GPU is or may be coherent with a CPU.
 pub fn has_coherent(machine: &Machine) -> bool {
-    machine.gpus().iter().any(|gpu| is_coherent(machine, gpu) != Some(false))
+    machine.gpus().iter().any(|gpu| machine.is_coherent(gpu) != Some(false))
 }
 
 /// Why the GPU driver refuses to attach a dma-buf, as its line in the kernel log says.
@@ -810,7 +829,7 @@ pub fn groups(machine: &Machine) -> Vec<String> {
 /// Judges the forced PCIe mapping, which must not leave the IOMMU group of the GPU.
 fn forced_pcie(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
     // The driver asks this first, whatever its parameter says.
-    if is_coherent(machine, gpu) == Some(false) {
+    if machine.is_coherent(gpu) == Some(false) {
         return Judged::No(format!("GPU {} has no coherent link", gpu.address));
     }
     if topology_denied(machine) {
@@ -871,7 +890,7 @@ fn not_overridden(machine: &Machine) -> &'static str {
 /// which root sees, says which NIC each function belongs to.
 fn reaches_directly(machine: &Machine, gpu: &Device) -> Judged {
     let fine = Judged::Yes("a ConnectX has a function for Data Direct".to_owned());
-    if is_coherent(machine, gpu) != Some(true) || topology_is_free(machine) {
+    if machine.is_coherent(gpu) != Some(true) || topology_is_free(machine) {
         return fine;
     }
     if topology_denied(machine) {

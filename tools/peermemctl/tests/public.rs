@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 380] = [
+static CASES: [Case; 412] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -403,7 +403,7 @@ static CASES: [Case; 380] = [
     ),
     case(
         "public-forced-pcie-groups",
-        (0, 0),
+        (1, 0),
         &["forced PCIe: no, because GPU 0000:19:00.0 is in IOMMU group 7 and mlx5_0 in IOMMU group 8"],
         &[],
     ),
@@ -827,8 +827,8 @@ static CASES: [Case; 380] = [
     case(
         "public-small-bar1",
         (1, 0),
-        &["256 MiB of BAR1", "registrations of more than 220 MiB together fail", "Resizable BAR"],
-        &["BAR1 is full", "end or shrink"],
+        &["256 MiB of BAR1", "registrations of more than 220 MiB together fail", "use a GPU with a larger BAR1"],
+        &["BAR1 is full", "end or shrink", "Resizable BAR"],
     ),
     // Of drivers that are known to be bad.
     case(
@@ -1689,6 +1689,38 @@ static CASES: [Case; 380] = [
         &["is not healthy"],
     ),
     case("public-operator-gone", (1, 0), &["modules are the host's", "fix: modprobe nvidia-peermem"], &["packaging/container"]),
+    case("public-stock", (0, 0), &["USABLE", "dma-buf: yes"], &["DOCA-OFED"]),
+    case("public-stock-hgx", (0, 0), &["USABLE", "dma-buf: yes"], &["DOCA-OFED"]),
+    case("public-iommu-no-api", (2, 1), &["Begin with: boot with iommu=pt", "this leaves programs no way", "follows from: fabric.iommu", "and what keeps that from working is said elsewhere"], &["DOCA-OFED", "or use dma-buf", "it does not find the module", "modprobe nvidia-peermem"]),
+    case("public-topology-no-api", (2, 1), &["Begin with: write options nvidia NVreg_GrdmaPciTopoCheckOverride=1", "follows from: ways.refused"], &["DOCA-OFED", "or use dma-buf", "it does not find the module"]),
+    case("public-topology-denied-no-api", (2, 1), &["Begin with: take NVreg_GrdmaPciTopoCheckOverride=2 out"], &["DOCA-OFED", "or use dma-buf", "it does not find the module"]),
+    case("public-no-odp-no-api", (2, 1), &["Begin with: install DOCA-OFED", "or boot a kernel that is built with CONFIG_INFINIBAND_ON_DEMAND_PAGING"], &["or use dma-buf"]),
+    case("public-old-core-no-api", (2, 1), &["Begin with: install DOCA-OFED", "or boot Linux 5.12 or later"], &["or use dma-buf"]),
+    case("public-fabric-no-api", (2, 1), &["1 failed", "802", "Begin with: journalctl -u nvidia-fabricmanager"], &["DOCA-OFED", "follows from: api.exported"]),
+    case("public-no-nodes-no-api", (2, 1), &["1 failed", "/dev/nvidiactl is missing", "Begin with: nvidia-modprobe"], &["make install", "DOCA-OFED"]),
+    case("public-gpu-gone-stock", (1, 0), &["follows from: gpus.present", "because GPU 0000:4c:00.0 has fallen off the bus"], &["it does not find the module", "then: modprobe"]),
+    case("public-gpu-vfio-stock", (1, 0), &["follows from: gpus.present", "because GPU 0000:4c:00.0 belongs to the driver vfio-pci"], &["it does not find the module", "then: modprobe"]),
+    case("public-gpu-no-driver-stock", (1, 0), &["follows from: gpus.present", "because GPU 0000:4c:00.0 has no driver"], &["it does not find the module", "then: modprobe"]),
+    case("public-efa-flat", (0, 0), &["NCCL: GPUDirect by default: yes"], &["NCCL_NET_GDR_LEVEL", "they are PHB apart"]),
+    case("public-efa-flat-no-plugin", (0, 0), &["NCCL: GPUDirect by default: unknown", "aws-ofi-nccl"], &["NCCL_NET_GDR_LEVEL", "they are PHB apart"]),
+    case("public-rails-down", (1, 0), &["mlx5_2, which is nearer, has no active port", "mlx5_5, which is nearer, has no active port", "follows from: fabric.port"], &["fix: set NCCL_NET_GDR_LEVEL", "put a NIC into a slot"]),
+    case("public-rail-gone", (1, 0), &["mlx5_2, which is nearer, has fallen off the bus", "follows from: fabric.port"], &["fix: set NCCL_NET_GDR_LEVEL"]),
+    case("public-rails-of-a-node-down", (1, 0), &["follows from: fabric.port"], &["fix: set NCCL_NET_GDR_LEVEL", "put one into a slot", "put a NIC into a slot"]),
+    case("public-no-subnet-manager", (1, 0), &["no subnet manager has set its port up"], &["plug in the cable"]),
+    case("public-pod-far-nic", (1, 0), &["the nearest NIC is mlx5_6, SYS", "mlx5_3 is nearer, and this container was not given it", "Begin with: have the NIC that belongs to the GPU in this container", "follows from: fabric.distance"], &["set NCCL_NET_GDR_LEVEL", "put one into a slot", "8 GPUs have a NIC nearby"]),
+    case("public-pod-node-nic", (1, 0), &["the nearest NIC is mlx5_2, NODE", "follows from: fabric.distance"], &["set NCCL_NET_GDR_LEVEL", "put a NIC into a slot"]),
+    case("public-pod-near-nic", (0, 0), &["the nearest NIC is mlx5_3, PIX"], &["8 GPUs have a NIC nearby"]),
+    case("public-driver-535-dma-buf", (0, 0), &["nvidia.ko 535.247.01 is loaded, open flavour"], &["older than 550", "install driver 550"]),
+    case("public-driver-535-of-nvidia", (0, 0), &["ours is for drivers from 550 on"], &["older than 550", "install driver 550", "make install"]),
+    case("public-kepler", (0, 0), &["nvidia.ko pins revocably; persistent pins"], &["550 or later", "make install"]),
+    case("public-kepler-ours", (1, 0), &["older than 550", "keep this driver", "no driver after the branch R470 knows GPUs from before Maxwell"], &["install driver 550", "550 or later that"]),
+    case("public-gb200-guest", (0, 0), &["NCCL: GPUDirect by default: unknown", "shows no root port of Grace", "by the coherent link (NVLink-C2C)"], &["set NCCL_NET_GDR_LEVEL", "they are PHB apart"]),
+    case("public-small-bar1-displays", (1, 0), &["displaymodeselector --gpumode physical_display_disabled"], &["switch on Resizable BAR"]),
+    case("public-display-board", (0, 0), &["drives displays, with a small BAR1"], &["have a small BAR1", "register less at once", "every byte"]),
+    case("public-rail-vfio", (1, 0), &["0000:4b:00.0, which is nearer, belongs to vfio-pci", "give it back to mlx5_core", "follows from: fabric.distance"], &["fix: set NCCL_NET_GDR_LEVEL", "put a NIC into a slot"]),
+    case("public-iommu-module-forgotten", (2, 1), &["Begin with: modprobe nvidia-peermem", "iommu=pt"], &["DOCA-OFED", "or use dma-buf"]),
+    case("public-rail-lost", (1, 0), &["if this one had such a NIC, it is off the bus", "follows from: fabric.distance"], &["fix: set NCCL_NET_GDR_LEVEL"]),
+    case("public-driver-not-loaded-no-api", (2, 1), &["2 failed", "Begin with: modprobe nvidia", "not judged, as peer memory cannot work here"], &["DOCA-OFED", "make install"]),
 ];
 
 #[test]
@@ -2023,6 +2055,17 @@ fn gin_takes_nics_by_its_type() {
         let (_, said) = of_command(tree, "consumers.gin", &line.split(' ').collect::<Vec<_>>());
         assert!(said.contains(wanted), "{tree}, {line}: {said}");
     }
+}
+
+/// A container that was given one GPU and one NIC: what is nearer elsewhere is no choice of its programs.
+#[test]
+fn the_best_nic_is_one_that_the_container_was_given() {
+    let topo: Value = serde_json::from_slice(&peermemctl("public-pod-far-nic", &["-j", "topo"]).stdout).unwrap();
+    let best = topo["gpus"].as_array().unwrap().iter().filter(|gpu| !gpu["best_nic"].is_null());
+    let best: Vec<_> = best.map(|gpu| (gpu["address"].as_str().unwrap(), gpu["best_nic"].as_str().unwrap())).collect();
+    assert_eq!(best, [("0000:5d:00.0", "mlx5_6")]);
+    let doctor = unwrapped(&text(&peermemctl("public-pod-far-nic", &["doctor", "--for", "nccl"])));
+    assert!(doctor.contains("Begin with: have the NIC that belongs to the GPU in this container"), "{doctor}");
 }
 
 /// A "no" for the programs that are asked about has their own reason.

@@ -32,7 +32,7 @@ pub struct Place {
     /// Whether a GPU has a coherent link (NVLink-C2C) to its processor; `false` for a NIC.
     pub c2c: bool,
     /// The name of the NIC to use with a GPU: the nearest one, and of several the one that fewest
-    /// GPUs have.
+    /// GPUs have; `null` for a GPU that this container was not given, and of the NICs one that it was.
     pub best_nic: Option<String>,
 }
 
@@ -67,9 +67,10 @@ impl Topo {
     pub(super) fn level(&self) -> Level {
         let hindered = |pair: &Pair| !pair.acs_redirects.is_empty() || pair.is_refused();
         let far = |gpu: &Place| {
-            let nearest = self.pairs.iter().filter(|pair| pair.gpu == gpu.address).map(|pair| pair.distance).min();
+            let best = self.nics.iter().find(|nic| gpu.best_nic.as_ref() == Some(&nic.name));
+            let is_it = |pair: &&Pair| pair.gpu == gpu.address && best.is_some_and(|nic| nic.address == pair.nic);
             let near = if gpu.c2c { Distance::Node } else { Distance::Phb };
-            nearest.is_some_and(|distance| distance > near)
+            self.pairs.iter().find(is_it).is_some_and(|pair| pair.distance > near)
         };
         match self.pairs.iter().any(hindered) || self.gpus.iter().any(far) {
             true => Level::Warn,
@@ -124,13 +125,22 @@ pub fn topo(machine: &Machine) -> Topo {
     let nics: Vec<Place> =
         nics.into_iter().enumerate().map(|(n, (device, nic))| place(Kind::Nic, n, device.name.clone(), nic)).collect();
     let mut given: Vec<usize> = vec![0; nics.len()];
-    for gpu in &mut gpus {
+    let is_here = |gpu: &&mut Place| {
+        let is_for_programs =
+            |gpu: &pci::Device| machine.was_given_gpu(gpu) != Some(false) && !machine.is_for_display(gpu);
+        machine.pci(&gpu.address).is_none_or(is_for_programs)
+    };
+    let was_given = |nic: &Place| {
+        let device = machine.rdma.iter().find(|rdma| rdma.name == nic.name);
+        device.and_then(|device| machine.was_given_nic(device)) != Some(false)
+    };
+    for gpu in gpus.iter_mut().filter(is_here) {
         let worth = |n: usize, nic: &Place| {
             let pair = pairs.iter().find(|pair| pair.gpu == gpu.address && pair.nic == nic.address)?;
             let is_down = !machine.rdma.iter().any(|rdma| rdma.name == nic.name && rdma.can_connect());
             Some((is_down, pair.distance, !pair.acs_redirects.is_empty(), given.get(n).copied()))
         };
-        let best = nics.iter().enumerate().min_by_key(|(n, nic)| worth(*n, nic));
+        let best = nics.iter().enumerate().filter(|(_, nic)| was_given(nic)).min_by_key(|(n, nic)| worth(*n, nic));
         if let Some((n, nic)) = best {
             gpu.best_nic = Some(nic.name.clone());
             if let Some(given) = given.get_mut(n) {

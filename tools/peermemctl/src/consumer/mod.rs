@@ -32,13 +32,20 @@ const BY_RDMA: &str = "what [fabric.rdma] says";
 /// The cures if a GPU or a NIC itself is the cause.
 const BY_GPU: &str = "what [gpus.present] says of that GPU";
 const BY_PORT: &str = "what [fabric.port] says of that NIC";
-/// The cure if the loaded module has no IOMMU know its addresses.
+/// The cures if something else than GPU and NIC closes dma-buf, or if no IOMMU knows the addresses of
+/// the loaded module.
 const BY_IOMMU: &str = "what [fabric.iommu] says";
+const BY_REFUSED: &str = "what [ways.refused] says";
 
 /// Returns the check whose cure is that of a program.
 pub fn cured_by(fix: &str) -> Option<&'static str> {
-    let all =
-        [(BY_RDMA, "fabric.rdma"), (BY_GPU, "gpus.present"), (BY_PORT, "fabric.port"), (BY_IOMMU, "fabric.iommu")];
+    let all = [
+        (BY_RDMA, "fabric.rdma"),
+        (BY_GPU, "gpus.present"),
+        (BY_PORT, "fabric.port"),
+        (BY_IOMMU, "fabric.iommu"),
+        (BY_REFUSED, "ways.refused"),
+    ];
     all.into_iter().find(|(cure, _)| *cure == fix).map(|(_, id)| id)
 }
 
@@ -94,8 +101,8 @@ pub struct Pairing<'a> {
     pub c2c: bool,
     /// Whether the GPU has such a link, wherever the NIC hangs.
     pub has_link: bool,
-    /// Whether the GPU may have such a link to that processor, and nothing tells.
-    pub may_be_c2c: bool,
+    /// Whether that link is only supposed: nothing that this machine shows of the GPU tells of it.
+    pub link_is_supposed: bool,
     /// Whether no other NIC is nearer to the GPU.
     pub nearest: bool,
 }
@@ -123,7 +130,13 @@ pub struct Verdict {
 /// moves every byte.
 pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
     let mut pairings = Vec::new();
-    for gpu in machine.gpus().into_iter().filter(|gpu| machine.was_given_gpu(gpu) != Some(false)) {
+    let gpus = machine.gpus().into_iter().filter(|gpu| machine.was_given_gpu(gpu) != Some(false));
+    for gpu in gpus.filter(|gpu| !machine.is_for_display(gpu)) {
+        // A board whose name nothing tells may have the link.
+        let coherent = machine.is_coherent(gpu);
+        let has_link = coherent.unwrap_or(!gpu.has_known_name());
+        let is_guest = machine.setting.virtual_machine.is_some();
+        let link_is_supposed = has_link && (coherent.is_none() || is_guest && !machine.shows_c2c(gpu));
         let is_here = |device: &&RdmaDevice| !device.software && machine.was_given_nic(device) != Some(false);
         let nics = machine.rdma.iter().filter(is_here).filter(|device| device.can_connect());
         let nics = nics.filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?)));
@@ -133,9 +146,9 @@ pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
             gpu,
             nic,
             distance,
-            has_link: machine.has_c2c(gpu),
-            c2c: machine.has_c2c(gpu) && gpu.numa.is_some() && gpu.numa == at.numa,
-            may_be_c2c: machine.may_have_c2c(gpu) && gpu.numa == at.numa,
+            has_link,
+            link_is_supposed,
+            c2c: has_link && gpu.numa.is_some() && gpu.numa == at.numa,
             nearest: nearest == Some(distance),
         }));
     }
@@ -191,7 +204,8 @@ impl Consumer {
             return Does::Copies(refusal);
         }
         let can = |way| way::possible(machine, pairing.gpu, pairing.nic, way);
-        let does = match (self.registers)(machine, environment, &can(Way::DmaBuf)) {
+        let offered = can(Way::DmaBuf);
+        let does = match (self.registers)(machine, environment, &offered) {
             Registers::By(way, seen) => {
                 let way = (self.maps)(pairing, environment, way);
                 match (can(way), (self.refuses)(pairing, machine, environment)) {
@@ -204,7 +218,7 @@ impl Consumer {
                     _ => Does::Direct(way, seen),
                 }
             }
-            Registers::No(refusal) => return Does::Copies(refusal),
+            Registers::No(refusal) => return Does::Copies(or_closed(machine, pairing, &offered, refusal)),
             Registers::Unknown(why) => Does::Unknown(why),
         };
         match self.not_understood(environment).or_else(|| (self.unsure_of)(machine, pairing, environment)) {
@@ -278,7 +292,8 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
         return Some(BY_RDMA.to_owned());
     }
     let is_foreign = gpu.driver.as_deref().is_some_and(|driver| driver != "nvidia");
-    if is_foreign || gpu.is_gone {
+    let has_none = gpu.driver.is_none() && machine.driver.is_some() && !machine.drivers_are_hidden();
+    if is_foreign || has_none || gpu.is_gone {
         return Some(BY_GPU.to_owned());
     }
     let nic = pairing.nic.pci.as_deref().and_then(|address| machine.pci(address));
@@ -291,6 +306,13 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     if way == Way::DmaBufPcie {
         return Some(way::topology_cure(machine));
     }
+    if way == Way::DmaBuf && way::topology(machine, gpu, pairing.nic).is_no() {
+        return way::cure_of_refusal(machine, gpu, pairing.nic).or_else(|| Some(BY_REFUSED.to_owned()));
+    }
+    // Where peer memory can work, the module is another way out.
+    if way == Way::DmaBuf && way::no_peers(machine) && way::untranslated(machine, gpu, pairing.nic).is_no() {
+        return Some(BY_IOMMU.to_owned());
+    }
     if let Some(cure) = way::cure_of_refusal(machine, gpu, pairing.nic).filter(|_| way == Way::PeerMemory) {
         return Some(cure);
     }
@@ -299,6 +321,48 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     }
     let never_asks = way == Way::PeerMemory && way::nic_asks_peers(machine, pairing.nic).is_no();
     never_asks.then(|| "use dma-buf, or another NIC: what [api.driver] says".to_owned())
+}
+
+/// Returns why a program copies that found neither the module nor dma-buf: what closes dma-buf for a GPU and a NIC
+/// is the reason, and not the module, where another check has its cure.
+fn or_closed(machine: &Machine, pairing: &Pairing, offered: &Judged, refusal: Refusal) -> Refusal {
+    match (offered, cure(machine, pairing, Way::DmaBuf)) {
+        (Judged::No(why), Some(cure)) => Refusal { because: why.clone(), set: Some(cure), ..refusal },
+        _ => refusal,
+    }
+}
+
+/// Why a program does not take a NIC that is nearer to a GPU.
+struct Nearer {
+    /// The reason, which follows that of the program.
+    because: String,
+    set: String,
+}
+
+/// Returns why a program does not take a NIC of this machine that is at most `within` from the GPU of a pairing, and
+/// nearer than its NIC: no port of it is active, no driver makes it an RDMA device, this container was not given it,
+/// or it seems to be lost.
+fn nearer(machine: &Machine, pairing: &Pairing, within: Distance) -> Option<Nearer> {
+    let gpu = pairing.gpu;
+    if let Some(other) = hardware::nearer_not_given(machine, gpu, pairing.distance, within) {
+        return Some(Nearer {
+            because: format!("this container was not given {}, which is nearer", other.name),
+            set: hardware::NEARER_TO_GIVE.to_owned(),
+        });
+    }
+    if let Some((other, fix)) = hardware::nearer_unbound(machine, gpu, pairing.distance, within) {
+        let driver = other.driver.as_deref().unwrap_or("no driver");
+        return Some(Nearer { because: format!("{}, which is nearer, belongs to {driver}", other.address), set: fix });
+    }
+    if let Some(other) = hardware::nearer_down(machine, gpu, pairing.distance, within) {
+        let why = match machine.pci(other.pci.as_deref()?)?.is_gone {
+            true => "has fallen off the bus",
+            false => "has no active port",
+        };
+        return Some(Nearer { because: format!("{}, which is nearer, {why}", other.name), set: BY_PORT.to_owned() });
+    }
+    let because = "no NIC is below the GPU's switch, as with the other GPUs".to_owned();
+    Some(Nearer { because, set: hardware::nearer_lost(machine, gpu, pairing.distance)? })
 }
 
 /// Returns that CUDA_VISIBLE_DEVICES leaves a program no GPU: CUDA takes the entries before the first that is

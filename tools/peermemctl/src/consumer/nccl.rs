@@ -19,7 +19,7 @@ pub const NCCL: Consumer = Consumer {
     name: "NCCL",
     source: "ncclTopoCheckGdr in src/graph/paths.cc of NCCL 04cdb808a107; ncclIbGdrSupport in src/transport/net_ib/gdr.cc of 276b2fe477ac",
     unsure: |environment| unsure(environment).or_else(|| topology_not_understood(environment)),
-    unsure_of,
+    unsure_of: path_not_known,
     told_by,
     maps,
     registers: |machine, environment, offered| {
@@ -81,7 +81,7 @@ pub const SHARP: Consumer = Consumer {
     name: "NCCL SHARP plugin",
     source: "nccl_p2p_gdr_support in src/p2p_plugin.c of nccl-rdma-sharp-plugins 8eb729dd136b",
     unsure: |environment| unsure(environment).or_else(|| topology_not_understood(environment)),
-    unsure_of,
+    unsure_of: path_not_known,
     told_by,
     maps,
     registers: |machine, environment, offered| {
@@ -218,38 +218,22 @@ fn not_in_topology(_: &Machine, pairing: &Pairing, environment: &Environment) ->
     }
 }
 
-/// Returns what is not understood of a GPU and a NIC: what a file says of them, or whether a coherent link, which
-/// may be there, makes them near enough.
-fn unsure_of(machine: &Machine, pairing: &Pairing, environment: &Environment) -> Option<String> {
-    not_in_topology(machine, pairing, environment).or_else(|| {
-        let level = level(environment);
-        let link_decides = pairing.may_be_c2c
-            && pairing.nearest
-            && Path::between(pairing, environment) == Path::Phb
-            && (Path::P2c..Path::Phb).contains(&level);
-        link_decides.then(|| {
-            format!(
-                "whether GPU {} has a coherent link (NVLink-C2C) to the CPU is not known here, and without it NCCL finds the two too far apart",
-                pairing.gpu.address
-            )
+/// Returns why the path of a GPU and a NIC is not known.
+fn path_not_known(machine: &Machine, pairing: &Pairing, environment: &Environment) -> Option<String> {
+    let by_link = || {
+        let level = given_level(environment).map_or_else(|| default_level(environment), |(level, _)| level);
+        let decides = Path::between(pairing, environment) == Path::P2c && (Path::P2c..Path::Phb).contains(&level);
+        let address = &pairing.gpu.address;
+        (pairing.link_is_supposed && decides).then(|| match &machine.setting.virtual_machine {
+            Some(_) => format!(
+                "this virtual machine shows no root port of Grace: if NVML tells NCCL of the coherent link (NVLink-C2C) of GPU {address}, they are P2C apart, else PHB, which is too far; NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=GRAPH shows which"
+            ),
+            None => format!(
+                "whether GPU {address} has a coherent link (NVLink-C2C) to the CPU is not known here, and without it NCCL finds the two too far apart"
+            ),
         })
-    })
-}
-
-/// Returns how far a GPU and a NIC may be apart without NCCL_NET_GDR_LEVEL.
-fn default_level(environment: &Environment) -> Path {
-    let c2c = Number::of("NCCL_NET_GDR_C2C", environment).is_none_or(|(number, _)| number != Number::Is(0));
-    if c2c {
-        Path::P2c
-    } else {
-        Path::Pxb
-    }
-}
-
-/// Returns how far they may be apart.
-fn level(environment: &Environment) -> Path {
-    let given = environment.nccl("NCCL_NET_GDR_LEVEL").and_then(|given| Path::parse(given.value));
-    given.unwrap_or_else(|| default_level(environment))
+    };
+    not_in_topology(machine, pairing, environment).or_else(by_link)
 }
 
 /// Returns where the distance of a GPU and a NIC comes from, if from a file that NCCL is given.
@@ -331,12 +315,34 @@ const VIRTUAL: &str = "this is a virtual machine, and distances here are the hyp
 /// The cure if the platform's file says that they are far apart.
 const VIRTUAL_FILE: &str = "this is a virtual machine, and the topology file says how far they are apart: take the nearest NIC of that file; NCCL_NET_GDR_LEVEL={} only after ACS redirect and ATS of the host are right, else transfers end in local protection errors";
 
+/// Returns the path up to which NCCL takes GPUDirect RDMA unless it is told another one.
+fn default_level(environment: &Environment) -> Path {
+    let c2c = Number::of("NCCL_NET_GDR_C2C", environment).is_none_or(|(number, _)| number != Number::Is(0));
+    if c2c {
+        Path::P2c
+    } else {
+        Path::Pxb
+    }
+}
+
+/// Returns the path of NCCL_NET_GDR_LEVEL, and the variable.
+fn given_level(environment: &Environment) -> Option<(Path, Given<'_>)> {
+    let given = environment.nccl("NCCL_NET_GDR_LEVEL")?;
+    Some((Path::parse(given.value)?, given))
+}
+
+/// Returns whether Amazon's plugin, without which NCCL takes no EFA, has NCCL read a topology in which a GPU and its
+/// nearest EFA are below one switch ([`facts::EFA_TOPOLOGY`]).
+fn by_plugin(pairing: &Pairing, environment: &Environment) -> bool {
+    vendor(pairing.nic) == Vendor::Efa && pairing.nearest && environment.topology.is_none()
+}
+
 fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> Option<Refusal> {
     if let Some(refusal) = off(pairing, environment) {
         return Some(refusal);
     }
     // This case is reported as unknown elsewhere.
-    if topology_not_understood(environment).is_some() || unsure_of(machine, pairing, environment).is_some() {
+    if topology_not_understood(environment).is_some() || path_not_known(machine, pairing, environment).is_some() {
         return None;
     }
     let file = told_by(machine, pairing, environment);
@@ -349,9 +355,17 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
         });
     }
     let default = default_level(environment);
-    let level = level(environment);
-    let given = environment.nccl("NCCL_NET_GDR_LEVEL").and_then(|given| Some((Path::parse(given.value)?, given)));
-    let path = Path::between(pairing, environment);
+    let given = given_level(environment);
+    let level = given.as_ref().map_or(default, |(path, _)| *path);
+    let path = match by_plugin(pairing, environment) {
+        true => Path::Pix,
+        false => Path::between(pairing, environment),
+    };
+    // What this machine has nearer than that is the cause, and not the level.
+    let within = if pairing.has_link { Distance::Node } else { Distance::Pxb };
+    let is_lowered = given.is_some() && path <= default;
+    let nearer = super::nearer(machine, pairing, within).filter(|_| !is_lowered && path > level);
+    let also = nearer.as_ref().map_or(String::new(), |nearer| format!("; {}", nearer.because));
     let seen = match &given {
         Some((_, given)) => format!("NCCL_NET_GDR_LEVEL of {}", given.place),
         None => format!("distance {} > {}", path as u8, level as u8),
@@ -359,10 +373,11 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
     let seen = file.as_ref().map_or(seen.clone(), |file| format!("{seen}; {file}"));
     (path > level).then(|| Refusal {
         because: match &given {
-            Some((_, given)) => format!("they are {} apart, and {}", path.text(), given.words()),
-            None => format!("they are {} apart, and it goes up to {} only", path.text(), level.text()),
+            Some((_, given)) => format!("they are {} apart, and {}{also}", path.text(), given.words()),
+            None => format!("they are {} apart, and it goes up to {} only{also}", path.text(), level.text()),
         },
         set: Some(match given {
+            _ if nearer.is_some() => nearer.map(|nearer| nearer.set).unwrap_or_default(),
             Some((_, given)) if path <= default => given.take_out_or(path.text()),
             _ if machine.setting.virtual_machine.is_some() && file.is_none() => VIRTUAL.replace("{}", path.text()),
             _ if machine.setting.virtual_machine.is_some() => VIRTUAL_FILE.replace("{}", path.text()),

@@ -59,10 +59,19 @@ pub const UCX: Consumer = Consumer {
         if let Some(refusal) = environment.ucx("UCX_TLS").and_then(|given| transports(&given)) {
             return Some(refusal);
         }
-        (pairing.distance == Distance::Sys).then(|| Refusal {
-            because: "it believes that 220 MB/s pass from one NUMA node to another, and takes another way".to_owned(),
-            set: Some(nearer(pairing, machine)),
-            seen: "paths in /sys/bus/pci/devices".to_owned(),
+        (pairing.distance == Distance::Sys).then(|| {
+            let is_near = |other: &Pairing| other.gpu.address == pairing.gpu.address && other.distance < Distance::Sys;
+            let has_near = super::pairings(machine).iter().any(is_near);
+            let closed = super::nearer(machine, pairing, Distance::Node).filter(|_| !has_near);
+            let also = closed.as_ref().map_or(String::new(), |nearer| format!("; {}", nearer.because));
+            Refusal {
+                because: format!("it believes that 220 MB/s pass from one NUMA node to another, and takes another way{also}"),
+                set: Some(match closed {
+                    Some(nearer) => nearer.set,
+                    None => of_own_node(pairing, machine),
+                }),
+                seen: "paths in /sys/bus/pci/devices".to_owned(),
+            }
         })
     },
 };
@@ -79,7 +88,7 @@ fn elsewhere(environment: &Environment) -> Option<String> {
 }
 
 /// Returns what brings a GPU a NIC of its own NUMA node.
-fn nearer(pairing: &Pairing, machine: &Machine) -> String {
+fn of_own_node(pairing: &Pairing, machine: &Machine) -> String {
     let is_near = |other: &Pairing| other.gpu.address == pairing.gpu.address && other.distance < Distance::Sys;
     match (super::pairings(machine).iter().find(|other| is_near(other)), &machine.setting.virtual_machine) {
         (Some(near), _) => format!("set UCX_NET_DEVICES={}:1, a NIC of the GPU's own NUMA node", near.nic.name),

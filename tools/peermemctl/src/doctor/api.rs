@@ -139,19 +139,36 @@ fn no_need(nic: &RdmaDevice) -> Option<String> {
     }
 }
 
+/// Returns whether the driver of a NIC takes dma-bufs, or may do so.
+fn takes_dma_buf(machine: &Machine) -> bool {
+    machine.rdma.is_empty() || machine.rdma.iter().any(|nic| !way::nic_takes_dma_buf(machine, nic).is_no())
+}
+
+/// Returns what has programs register by dma-buf. What closes it for every GPU and NIC has a check of its own.
+fn dma_buf_cure(machine: &Machine) -> Option<String> {
+    const OPEN: &str = "install the open kernel modules of the GPU driver (package nvidia-open)";
+    let flavour = machine.driver.as_ref().and_then(|driver| driver.flavour);
+    let from = facts::CORE_DMA_BUF.from.unwrap_or_default();
+    let is_core_old = loaded_core(machine) && machine.has_symbol("ib_umem_dmabuf_get") == Some(false);
+    match (flavour, way::closed_by(machine)) {
+        _ if !takes_dma_buf(machine) => newer_kernel(machine),
+        (Some(Flavour::Closed), _) if !super::driver::takes_open(machine) => None,
+        (Some(Flavour::Closed), _) if is_core_old => {
+            Some(format!("{OPEN} and boot Linux {from} or later, for dma-buf"))
+        }
+        (Some(Flavour::Closed), _) => Some(format!("{OPEN}, for dma-buf")),
+        _ if is_core_old => Some(format!("boot Linux {from} or later, whose RDMA core has dma-buf")),
+        (_, Some(id)) => Some(format!("do what [{id}] says, and use dma-buf")),
+        _ => Some("use dma-buf".to_owned()),
+    }
+}
+
 /// Returns where a core with the API comes from, by the vendors of the NICs; nothing else of a vendor
 /// brings it to another's. dma-buf is named where drivers have it.
 pub(super) fn api_cure(machine: &Machine) -> String {
     let has = |wanted: Vendor| machine.rdma.iter().any(|nic| vendor(nic) == wanted);
-    let takes = machine.rdma.is_empty() || machine.rdma.iter().any(|nic| !way::nic_takes_dma_buf(machine, nic).is_no());
-    let dma_buf = match machine.driver.as_ref().and_then(|driver| driver.flavour) {
-        _ if !takes => newer_kernel(machine),
-        Some(Flavour::Closed) if !super::driver::takes_open(machine) => None,
-        Some(Flavour::Closed) => {
-            Some("install the open kernel modules of the GPU driver (package nvidia-open), for dma-buf".to_owned())
-        }
-        _ => Some("use dma-buf".to_owned()),
-    };
+    let takes = takes_dma_buf(machine);
+    let dma_buf = dma_buf_cure(machine);
     let setting = &machine.setting;
     if setting.modules_in_containers() {
         let open = "the GPU Operator load the open kernel modules (driver.kernelModuleType=open), for dma-buf";
@@ -231,6 +248,9 @@ fn has_efa_module(machine: &Machine) -> bool {
 /// Returns the kernel from which on the driver of a NIC registers dma-bufs, as a way to have them.
 fn newer_kernel(machine: &Machine) -> Option<String> {
     let release = machine.release.as_deref().unwrap_or_default();
+    if machine.rdma.iter().any(|nic| way::mlx5_can(machine, nic).is_no()) {
+        return Some(format!("boot a kernel that is built with {}, by which mlx5_ib has dma-buf", way::ON_DEMAND));
+    }
     let of = |nic: &RdmaDevice| {
         let (module, from, _) =
             facts::DMA_BUF_DRIVERS.iter().find(|(module, ..)| nic.module.as_deref() == Some(*module))?;
@@ -298,10 +318,14 @@ fn drivers(machine: &Machine) -> Vec<Check> {
                 format!(
                     "{name}: its driver {module} never asks peers for memory: GPU memory cannot be registered with it"
                 ),
-                match vendor(device) {
-                    Vendor::Mellanox => "install the RDMA driver that comes with the core that has the API (DOCA-OFED's mlx5_ib), then reboot",
-                    Vendor::Broadcom => "install Broadcom's own bnxt_re with its ib_peer_mem, then reboot; or use dma-buf",
-                    _ => "use dma-buf: this driver knows no peer memory, whatever is installed",
+                match (vendor(device), dma_buf_cure(machine)) {
+                    (Vendor::Mellanox, _) => "install the RDMA driver that comes with the core that has the API (DOCA-OFED's mlx5_ib), then reboot".to_owned(),
+                    (Vendor::Broadcom, dma_buf) => format!(
+                        "install Broadcom's own bnxt_re with its ib_peer_mem, then reboot{}",
+                        dma_buf.map_or(String::new(), |dma_buf| format!("; or {dma_buf}"))
+                    ),
+                    (_, Some(dma_buf)) => format!("{dma_buf}: this driver knows no peer memory, whatever is installed"),
+                    (_, None) => NO_WAY.to_owned(),
                 },
             )
             .about(

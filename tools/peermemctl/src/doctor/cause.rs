@@ -10,6 +10,8 @@ const ORDER: [&[&str]; 6] = [
     &["log.hung", "clients.callbacks"],
     &["gpus.present", "fabric.rdma"],
     &["driver.loaded", "driver.exports", "gpus.fabric", "gpus.context"],
+    // What the GPU driver refuses it refuses whatever module is loaded.
+    &["ways.refused"],
     &["api.exported", "api.driver"],
     &[
         "module.shut",
@@ -25,8 +27,6 @@ const ORDER: [&[&str]; 6] = [
         "clients.taken",
         "module.loaded",
     ],
-    // Transfers fault where programs take that way, which they do by default.
-    &["ways.refused"],
 ];
 
 /// The checks that say that the GPU driver stands still, as long as they fail.
@@ -50,7 +50,9 @@ fn causes(id: &str) -> Vec<&'static str> {
             })
             .collect(),
         // An installed module is of no use as long as no core exports the API.
-        "module.file" | "module.stub" => vec!["api.exported"],
+        "module.stub" => vec!["api.exported"],
+        // Where NVIDIA's module has transfers fault, the cure of that names the other module.
+        "module.file" => vec!["api.exported", "fabric.iommu"],
         "limits.autoload" => vec!["api.exported", "module.file"],
         "gpus.nodes" => vec!["gpus.present", "driver.loaded"],
         "fabric.nodes" => vec!["fabric.rdma"],

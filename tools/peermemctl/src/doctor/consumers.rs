@@ -2,13 +2,14 @@
 //! Section 10: what applications do with each GPU and its NIC, by their own rules.
 
 use super::devices::Giver;
+use super::{api, cure};
 use crate::check::{Check, Kind, Level};
 use crate::consumer::{self, libfabric, nccl, nvshmem, ucx, Consumer, Does, Pairing, Refusal, Registers};
 use crate::environment::Environment;
 use crate::machine::{Machine, NAME, PEERS};
 use crate::rdma::RdmaDevice;
 use crate::setting::{vendor, Vendor};
-use crate::way::{Judged, Way};
+use crate::way::{self, Judged, Way};
 
 pub fn checks(machine: &Machine, environment: &Environment) -> Vec<Check> {
     let pairings = consumer::pairings(machine);
@@ -76,7 +77,7 @@ fn judged(machine: &Machine, environment: &Environment, consumer: &Consumer, pai
             Does::Copies(refusal) => Check::warn(
                 consumer.id,
                 format!("{name}: no, GPU {gpu} with {nic} ({distance}), because {}", refusal.because),
-                refusal.set.unwrap_or_else(|| machine.load_it()),
+                refusal.set.unwrap_or_else(|| by_module(machine)),
             )
             .about(
                 Kind::Gpu,
@@ -200,9 +201,18 @@ fn without_pairs(
         Registers::Unknown(why) => Check::skip(consumer.id, format!("{name}: unknown, {why}")).seen(why),
         Registers::No(refusal) if looks_in_vain => in_vain(consumer, refusal.seen),
         Registers::No(refusal) => {
-            let fix = refusal.set.unwrap_or_else(|| machine.load_it());
+            let fix = refusal.set.unwrap_or_else(|| by_module(machine));
             Check::warn(consumer.id, format!("{name}: no, because {}", refusal.because), fix).seen(refusal.seen)
         }
+    }
+}
+
+/// Returns what has a program find the module. Where dma-buf is offered, no check asks for the API that the module
+/// needs, and this is the place to say where that comes from.
+fn by_module(machine: &Machine) -> String {
+    match way::no_peers(machine) && machine.loaded.is_none() && machine.dma_buf() {
+        true => cure::chosen(machine, "api.exported", &api::api_cure(machine)),
+        false => machine.load_it(),
     }
 }
 

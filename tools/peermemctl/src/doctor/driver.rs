@@ -5,7 +5,7 @@ use super::load_refused::load_refused;
 use super::{limits, module};
 use crate::check::Check;
 use crate::facts;
-use crate::machine::Machine;
+use crate::machine::{Machine, REGISTER};
 use crate::module_file::{self, Maker};
 use crate::nvidia::{self, Flavour};
 
@@ -30,6 +30,43 @@ pub(super) fn takes_open(machine: &Machine) -> bool {
     machine.gpus().iter().all(|gpu| nvidia::has_open_modules(gpu))
 }
 
+/// Returns whether this project's module is what is loaded here, what modprobe would load, or, where no such file is
+/// installed, what is to be installed: others have no use for what it needs of the GPU driver.
+pub(super) fn is_for_ours(machine: &Machine) -> bool {
+    let is_ours = machine.loaded.as_ref().is_some_and(|loaded| loaded.maker == Maker::Ours);
+    let is_other = machine.loaded.is_some() && !is_ours || machine.old_module_serves();
+    let is_used = machine.has_symbol(REGISTER) != Some(false) || machine.api_to_load().is_some() || !machine.dma_buf();
+    let is_next = match &machine.file {
+        // What the host has does not fit the driver of a container.
+        Some(file) if !machine.setting.driver_container => file.maker() == Maker::Ours,
+        _ => !is_other,
+    };
+    is_ours || is_used && is_next
+}
+
+/// Returns whether the loaded nvidia.ko is older than this project's module is written for.
+pub(super) fn is_too_old(machine: &Machine) -> bool {
+    let version = machine.driver.as_ref().and_then(|driver| driver.version.as_deref());
+    version.and_then(|version| facts::DRIVER_TOO_OLD.holds(version)) == Some(true)
+}
+
+/// Returns where to get a driver that this project's module is written for; drivers that know GPUs from before
+/// Maxwell are all older.
+pub(super) fn newer_driver(machine: &Machine) -> String {
+    let oldest = facts::DRIVER_TOO_OLD.before.unwrap_or_default();
+    if machine.gpus().into_iter().any(nvidia::is_before_maxwell) {
+        return format!(
+            "keep this driver, and take the nvidia-peermem that comes with it, or use GPUs from Maxwell on: {} ({}), and this project's module is for {oldest} and later",
+            facts::LAST_OF_KEPLER.what,
+            facts::LAST_OF_KEPLER.source
+        );
+    }
+    match machine.setting.driver_container {
+        true => machine.setting.other_driver(&format!("driver {oldest} or later")),
+        false => format!("install driver {oldest} or later{}", flavour_to_install(machine)),
+    }
+}
+
 /// Returns what follows "install driver 550 or later".
 pub(super) fn flavour_to_install(machine: &Machine) -> &'static str {
     match takes_open(machine) {
@@ -47,16 +84,10 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     let what = format!("nvidia.ko {version} is loaded, {flavour} flavour");
     let seen = "/proc/driver/nvidia/version, /sys/module/nvidia";
     let holds = |rule: &facts::Rule| driver.version.as_deref().and_then(|version| rule.holds(version)) == Some(true);
-    let version = if holds(&facts::DRIVER_TOO_OLD) {
+    let version = if is_too_old(machine) && is_for_ours(machine) {
         let oldest = facts::DRIVER_TOO_OLD.before.unwrap_or_default();
-        Check::warn(
-            "driver.version",
-            format!("{what}; older than {oldest}, the oldest this module is written for"),
-            match machine.setting.driver_container {
-                true => machine.setting.other_driver(&format!("driver {oldest} or later")),
-                false => format!("install driver {oldest} or later{}", flavour_to_install(machine)),
-            },
-        )
+        let message = format!("{what}; older than {oldest}, the oldest this project's module is written for");
+        Check::warn("driver.version", message, newer_driver(machine))
     } else if let Some((64, seen)) = super::limits::page_kib(machine).filter(|_| holds(&facts::DRIVER_64K)) {
         let rule = facts::DRIVER_64K;
         Check::warn(
@@ -168,12 +199,18 @@ fn licence(machine: &Machine, flavour: Option<Flavour>) -> Check {
 
 fn exports(machine: &Machine) -> Vec<Check> {
     const ID: &str = "driver.exports";
-    let fix = match machine.setting.driver_container {
-        true => machine.setting.other_driver("driver 550 or later"),
+    let fix = match is_too_old(machine) {
+        true => newer_driver(machine),
+        false if machine.setting.driver_container => machine.setting.other_driver("driver 550 or later"),
         false => "install a complete driver of NVIDIA's, 550 or later".to_owned(),
     };
     vec![match (machine.has_symbol("nvidia_p2p_get_pages"), machine.has_symbol("nvidia_p2p_get_pages_persistent")) {
         (None, _) => Check::skip(ID, "/proc/kallsyms cannot be read"),
+        (Some(true), Some(false)) if !is_for_ours(machine) => Check::ok(
+            ID,
+            "nvidia.ko pins revocably; persistent pins, of which this project's module makes use, it does not have",
+        )
+        .seen("no nvidia_p2p_get_pages_persistent in /proc/kallsyms"),
         (Some(false), _) => Check::fail(ID, "nvidia.ko has no nvidia_p2p_get_pages: nobody can pin GPU memory", fix)
             .seen("/proc/kallsyms"),
         (_, Some(true)) => {

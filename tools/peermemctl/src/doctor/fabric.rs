@@ -64,6 +64,11 @@ fn nics<'a>(machine: &'a Machine) -> Vec<(&'a RdmaDevice, &'a Device)> {
     machine.rdma.iter().filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?))).collect()
 }
 
+/// Returns those of them that this container was given; elsewhere all.
+fn nics_given<'a>(machine: &'a Machine) -> Vec<(&'a RdmaDevice, &'a Device)> {
+    nics(machine).into_iter().filter(|(device, _)| machine.was_given_nic(device) != Some(false)).collect()
+}
+
 /// Returns the kind, the name and the PCI function of each NIC and GPU, and of NICs that are
 /// software over a network interface, too.
 fn with_software<'a>(machine: &'a Machine) -> Vec<(Kind, &'a str, &'a Device)> {
@@ -100,16 +105,26 @@ fn pairs(machine: &Machine) -> Vec<Check> {
 fn ways(machine: &Machine) -> Vec<Check> {
     const ID: &str = "fabric.distance";
     let mut checks = Vec::new();
-    for gpu in machine.gpus() {
-        let nearest = nics(machine)
-            .into_iter()
-            .map(|(device, nic)| (gpu.way_to(nic), device))
-            .min_by_key(|(way, _)| way.distance);
+    let given = nics_given(machine);
+    // [fabric.nodes] says so where no NIC of use was given.
+    let is_for_nobody = nodes(machine).is_some();
+    let gpus = machine.gpus().into_iter().filter(|gpu| machine.was_given_gpu(gpu) != Some(false));
+    for gpu in gpus.filter(|gpu| !machine.is_for_display(gpu)) {
+        // Of several such NICs, those of InfiniBand are there for programs.
+        let nearest = given.iter().map(|(device, nic)| (gpu.way_to(nic), *device)).min_by_key(|(way, device)| {
+            (way.distance, !device.ports.iter().any(|port| port.link_layer == "InfiniBand"))
+        });
         let Some((way, device)) = nearest else {
-            let skip = Check::skip(ID, format!("GPU {}: no NIC has a PCI address", gpu.address));
-            checks.push(skip.about(Kind::Gpu, &gpu.address, "have no NIC with a PCI address"));
+            let why = match nics(machine).is_empty() {
+                true => "no NIC with a PCI address",
+                false => "no NIC, as this container was given none",
+            };
+            let skip = Check::skip(ID, format!("GPU {} has {why}", gpu.address));
+            checks.push(skip.about(Kind::Gpu, &gpu.address, format!("have {why}")));
             continue;
         };
+        let not_given = hardware::nearer_not_given(machine, gpu, way.distance, Distance::Node)
+            .filter(|_| way.distance > Distance::Pxb && !is_for_nobody);
         let what = format!(
             "GPU {}: the nearest NIC is {}, {} ({})",
             gpu.address,
@@ -119,6 +134,17 @@ fn ways(machine: &Machine) -> Vec<Check> {
         );
         let text = way.distance.text();
         let (check, many) = match way.distance {
+            _ if not_given.is_some() => {
+                let other = not_given.map_or("", |nic| nic.name.as_str());
+                (
+                    Check::warn(
+                        ID,
+                        format!("{what}; {other} is nearer, and this container was not given it"),
+                        hardware::NEARER_TO_GIVE,
+                    ),
+                    format!("have a nearer NIC than they were given in this container ({text})"),
+                )
+            }
             Distance::Pix | Distance::Pxb | Distance::Phb => {
                 (Check::ok(ID, what), format!("have a NIC nearby ({text})"))
             }
@@ -138,14 +164,24 @@ fn ways(machine: &Machine) -> Vec<Check> {
                 Check::skip(ID, format!("{what}; in a virtual machine such distances are the hypervisor's, not the hardware's")),
                 format!("have no NIC nearby ({text}); in a virtual machine such distances are the hypervisor's, not the hardware's"),
             ),
-            Distance::Node | Distance::Sys => (
-                Check::warn(
-                    ID,
-                    format!("{what}: every byte crosses the CPUs, at a fraction of the speed"),
-                    "put a NIC into a slot next to the GPU (peermemctl topo), or run on GPUs that have one",
-                ),
-                format!("have no NIC nearby ({text}): every byte crosses the CPUs, at a fraction of the speed"),
-            ),
+            distance => {
+                let unbound = hardware::nearer_unbound(machine, gpu, distance, Distance::Phb);
+                let slot = "put a NIC into a slot next to the GPU (peermemctl topo), or run on GPUs that have one";
+                let lost = || hardware::nearer_lost(machine, gpu, distance);
+                let fix = unbound.map(|(_, fix)| fix).or_else(lost).unwrap_or_else(|| slot.to_owned());
+                let costs = match distance {
+                    Distance::Sys => "every byte crosses the CPUs, at a fraction of the speed",
+                    _ => "every byte goes up through the CPU, at less speed than through a switch",
+                };
+                (
+                    Check::warn(
+                        ID,
+                        format!("{what}: {costs}"),
+                        fix,
+                    ),
+                    format!("have no NIC nearby ({text}): {costs}"),
+                )
+            }
         };
         checks.push(check.about(Kind::Gpu, &gpu.address, many).seen("paths in /sys/bus/pci/devices"));
         checks.extend(redirected(machine, gpu));
@@ -158,7 +194,7 @@ fn ways(machine: &Machine) -> Vec<Check> {
 fn redirected(machine: &Machine, gpu: &Device) -> Option<Check> {
     const ID: &str = "fabric.acs";
     let ways: Vec<_> =
-        nics(machine).into_iter().map(|(_, nic)| gpu.way_to(nic)).filter(pci::Way::shares_a_switch).collect();
+        nics_given(machine).into_iter().map(|(_, nic)| gpu.way_to(nic)).filter(pci::Way::shares_a_switch).collect();
     let mut bridges: Vec<&String> = ways.iter().flat_map(|way| &way.between).collect();
     bridges.sort();
     bridges.dedup();

@@ -21,9 +21,6 @@ const RESERVE: u64 = 36 << 20;
 /// The fewest bytes that a pin takes.
 const GRANULE: u64 = 64 << 10;
 
-/// A BAR1 up to this size holds no buffer of today's programs.
-const SMALL: u64 = 256 << 20;
-
 /// The check of BAR1.
 const ID: &str = "gpus.bar1";
 
@@ -168,15 +165,21 @@ fn judged(machine: &Machine, gpu: &Device, total: u64, used: u64, pinned: Option
         let brief = format!("GPU {}: BAR1 has {larger} left", gpu.address);
         let message = format!("{what}: {kept}, so a registration of more than {larger} fails");
         (Check::warn(ID, message, room(machine)).brief(brief), "have little room left in BAR1")
-    } else if total <= SMALL && gpu.vendor == nvidia::NVIDIA && machine.refusal(gpu).is_none() {
+    } else if total <= nvidia::SMALL_BAR1
+        && gpu.vendor == nvidia::NVIDIA
+        && machine.refusal(gpu).is_none()
+        && !machine.is_for_display(gpu)
+    {
         // Mellanox/nv_peer_memory#101: "it will return NULL" beyond that on a T4.
         let larger = text::bytes(usable);
         let brief = format!("GPU {}: BAR1 has {} only", gpu.address, text::bytes(total));
         let message =
             format!("{what}: this board's BAR1 is that small, so registrations of more than {larger} together fail");
         let name = machine.gpu_name(gpu);
-        let has_displays = ["A6000", "A5500", "A40", "L40", "RTX 6000"].iter().any(|board| name.contains(board));
-        let larger = match has_displays {
+        let larger = match nvidia::has_display_modes(&name) {
+            _ if !nvidia::may_resize_bar1(gpu) => {
+                "use a GPU with a larger BAR1, as those of Turing have it in this size alone".to_owned()
+            }
             true => machine.setting.on_hardware(
                 "displaymodeselector --gpumode physical_display_disabled (NVIDIA's tool): with its displays on, BAR1 stays small",
             ),
@@ -274,7 +277,10 @@ fn coherent(machine: &Machine, gpu: &Device) -> Option<Check> {
             "have coherent memory (NVLink-C2C); NICs reach it through the CPU, whose PCIe has no ATS",
         ),
     }
-    .seen("root ports of Grace above it in /sys/bus/pci/devices, or GPU C2C Mode of nvidia-smi -q"))
+    .seen(match machine.shows_c2c(gpu) {
+        true => "root ports of Grace above it in /sys/bus/pci/devices, or GPU C2C Mode of nvidia-smi -q",
+        false => "name of the GPU; no root port of Grace is shown above it",
+    }))
 }
 
 /// Returns what has the GPUs registered with the fabric of NVLink.

@@ -46,6 +46,92 @@ pub fn nearer_without_device<'a>(machine: &'a Machine, gpu: &Device, than: Dista
     nics.min_by_key(|nic| gpu.way_to(nic).distance).filter(|nic| gpu.way_to(nic).distance < than)
 }
 
+/// The cure where a container was given a NIC, and not the one that belongs to its GPU.
+pub const NEARER_TO_GIVE: &str = "have the NIC that belongs to the GPU in this container, too: Kubernetes with the Topology Manager's policy restricted or single-numa-node, or a DRA driver that matches the two (kubernetes-sigs/dranet); docker with --device of that NIC's node in /dev/infiniband";
+
+/// Returns whether a NIC has fallen off the bus.
+fn is_gone(machine: &Machine, nic: &RdmaDevice) -> bool {
+    nic.pci.as_deref().and_then(|address| machine.pci(address)).is_some_and(|nic| nic.is_gone)
+}
+
+/// Returns the nearest of the NICs whose distance from a GPU is at most `within`, and less than `than`.
+fn nearest_of<'a>(
+    machine: &'a Machine,
+    gpu: &Device,
+    than: Distance,
+    within: Distance,
+    is_meant: impl Fn(&RdmaDevice) -> bool,
+) -> Option<&'a RdmaDevice> {
+    let nics = machine.rdma.iter().filter(|nic| !nic.software && is_meant(nic));
+    let nics = nics.filter_map(|nic| Some((gpu.way_to(machine.pci(nic.pci.as_deref()?)?).distance, nic)));
+    let near = nics.filter(|(distance, _)| *distance < than && *distance <= within);
+    near.min_by_key(|(distance, _)| *distance).map(|(_, nic)| nic)
+}
+
+/// Returns a NIC that is nearer to a GPU than that, and that this container was not given.
+pub fn nearer_not_given<'a>(
+    machine: &'a Machine,
+    gpu: &Device,
+    than: Distance,
+    within: Distance,
+) -> Option<&'a RdmaDevice> {
+    let is_elsewhere = |nic: &RdmaDevice| nic.is_active() && machine.was_given_nic(nic) == Some(false);
+    nearest_of(machine, gpu, than, within, is_elsewhere)
+}
+
+/// Returns a NIC that is nearer to a GPU than that, and of which `fabric.port` says that no port is active.
+pub fn nearer_down<'a>(machine: &'a Machine, gpu: &Device, than: Distance, within: Distance) -> Option<&'a RdmaDevice> {
+    let is_down = |nic: &RdmaDevice| {
+        is_gone(machine, nic) || !nic.is_active() && !nic.ports.is_empty() && spare(machine, nic).is_none()
+    };
+    nearest_of(machine, gpu, than, within, is_down)
+}
+
+/// Returns a NIC that is nearer to a GPU than that and belongs to no driver that makes an RDMA device, although its
+/// like does, and what gives it back.
+pub fn nearer_unbound<'a>(
+    machine: &'a Machine,
+    gpu: &Device,
+    than: Distance,
+    within: Distance,
+) -> Option<(&'a Device, String)> {
+    let is_unbound = |nic: &&Device| nic.driver.as_deref().and_then(rdma::memory_module).is_none();
+    let driver_of_its_like = |nic: &Device| {
+        let functions = machine.rdma.iter().filter_map(|device| machine.pci(device.pci.as_deref()?));
+        let mut alike = functions.filter(|other| (other.vendor, other.device) == (nic.vendor, nic.device));
+        alike.find_map(|other| other.driver.clone())
+    };
+    let mut near = machine.devices.iter().filter(|nic| nic.kind() >> 8 == 2).filter(is_unbound).filter(|nic| {
+        let distance = gpu.way_to(nic).distance;
+        distance < than && distance <= within
+    });
+    let (nic, driver) = near.find_map(|nic| Some((nic, driver_of_its_like(nic)?)))?;
+    let address = &nic.address;
+    let unbind = nic
+        .driver
+        .as_deref()
+        .map_or(String::new(), |other| format!("echo {address} > /sys/bus/pci/drivers/{other}/unbind && "));
+    let bind = format!("{unbind}echo {address} > /sys/bus/pci/drivers/{driver}/bind");
+    let fix = format!("if no virtual machine or other program has {address}, give it back to {driver}: {bind}");
+    Some((nic, machine.setting.on_host(&fix)))
+}
+
+/// Returns what to do about a GPU whose nearest NIC is not below its switch, if all others have one there: it had one,
+/// too, as a rule.
+pub fn nearer_lost(machine: &Machine, gpu: &Device, than: Distance) -> Option<String> {
+    /// The number of other GPUs that show how the machine was built.
+    const MANY: usize = 3;
+    let nics: Vec<&Device> = machine.rdma.iter().filter_map(|nic| machine.pci(nic.pci.as_deref()?)).collect();
+    let has_near = |other: &&Device| nics.iter().any(|nic| other.way_to(nic).shares_a_switch());
+    let gpus = machine.gpus().into_iter();
+    let others: Vec<&Device> =
+        gpus.filter(|other| other.address != gpu.address && !machine.is_for_display(other)).collect();
+    let is_lost = than > Distance::Pxb && !has_near(&gpu) && others.len() >= MANY && others.iter().all(has_near);
+    is_lost.then(|| {
+        "the other GPUs have a NIC below their switch: if this one had such a NIC, it is off the bus (dmesg | grep -E 'pcieport|AER|mlx5' tells; reboot, then look at the card and its slot); else put a NIC into a slot next to the GPU, or run on the others".to_owned()
+    })
+}
+
 /// Returns the NICs that should have an RDMA device here, and have none: all, where devices are seen in
 /// their own network namespace only, else those whose like has one.
 fn missing<'a>(machine: &'a Machine) -> Vec<&'a Device> {
@@ -168,6 +254,12 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
         return Check::ok(ID, format!("{name} {what}"))
             .about(Kind::Gpu, &gpu.address, format!("({model}): each {what}"))
             .seen(format!("/sys/bus/pci/devices/{}", gpu.address));
+    }
+    if machine.is_for_display(gpu) && gpu.driver.as_deref() == Some("nvidia") {
+        let what = "drives displays, with a small BAR1; programs use the GPUs beside it, which have none";
+        return Check::ok(ID, format!("{name} {what}"))
+            .about(Kind::Gpu, &gpu.address, format!("({model}): each {what}"))
+            .seen(format!("class and BARs in /sys/bus/pci/devices/{}", gpu.address));
     }
     let silent = not_started(machine, gpu);
     let (check, many) = match (machine.refusal(gpu), gpu.driver.as_deref(), silent) {
@@ -458,11 +550,16 @@ fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
     (!gpus.is_empty() && gpus.iter().all(is_nearer)).then_some("each GPU has a nearer NIC")
 }
 
+/// Returns whether a port of InfiniBand has its link, and waits for a subnet manager.
+fn waits_for_manager(device: &RdmaDevice) -> bool {
+    device.ports.iter().any(|port| port.link_layer == "InfiniBand" && ["INIT", "ARMED"].contains(&port.state.as_str()))
+}
+
 fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
     const ID: &str = "fabric.port";
     if let Some(nic) = device.pci.as_deref().and_then(|address| machine.pci(address)).filter(|nic| nic.is_gone) {
         return Check::fail_unless(
-            machine.rdma.len() > 1,
+            machine.rdma.iter().any(|other| other.name != device.name && !is_gone(machine, other)),
             ID,
             format!("{} at {} ({}) has fallen off the bus: it answers nothing", device.name, nic.address, nic.name()),
             machine.setting.on_host(match machine.setting.virtual_machine {
@@ -501,6 +598,10 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
                 format!("{name}: no port is active: {what}"),
                 match &device.netdev {
                     None if of_infiniband(device, "LinkUp") => by_link(machine, device),
+                    _ if waits_for_manager(device) => format!(
+                        "the link of {0} is up, and no subnet manager has set its port up: start one (opensm, or that of the switch or of UFM), and look with sminfo and ibstat {0}",
+                        device.name
+                    ),
                     _ if machine.setting.virtual_machine.is_some() => {
                         let netdev = device.netdev.as_deref().unwrap_or("its network interface");
                         format!("ip link set {netdev} up; if that does not do it, its link is the matter of the host of this virtual machine")

@@ -124,7 +124,13 @@ pub fn examine(machine: &Machine, environment: &Environment, asked: &[String]) -
         .then(|| ways::refused_to(machine, environment, &pairs, asked))
         .flatten();
     let begin_with = match &refused {
-        Some(refused) => refused.fix.clone().map(|fix| Step { id: refused.id, fix }),
+        Some(refused) => refused.fix.clone().map(|fix| {
+            // Another check has the cure itself.
+            let cause = consumer::cured_by(&fix);
+            let cause = checks.iter().find(|check| Some(check.id) == cause && check.is_finding());
+            let own = cause.and_then(|check| Some(Step { id: check.id, fix: check.fix.clone()? }));
+            own.unwrap_or(Step { id: refused.id, fix })
+        }),
         None => first.and_then(|check| Some(Step { id: check.id, fix: check.fix.clone()? })),
     };
     let unknown = (outcome == Outcome::Unknown).then(|| ways::why_unknown(machine, environment, asked, &ways, &checks));

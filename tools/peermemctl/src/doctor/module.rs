@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 4: which nvidia-peermem modprobe would load, which one is loaded, and what keeps it out.
 
+use super::driver;
 use super::unload::unload;
 use crate::check::Check;
+use crate::facts;
 use crate::kernel;
 use crate::machine::{Machine, NAME, OLD_MODULE, REGISTER, SYS};
 use crate::modprobe::{self, Block};
@@ -100,6 +102,10 @@ fn file(machine: &Machine) -> Vec<Check> {
             format!("{what}, although ours is installed as {}", ours.path),
             "make install (writes /etc/depmod.d/nvidia-peermem-rust.conf and runs depmod)",
         ),
+        (Maker::Nvidia, None) if driver::is_too_old(machine) => {
+            let oldest = facts::DRIVER_TOO_OLD.before.unwrap_or_default();
+            Check::ok(ID, format!("{what}; ours is for drivers from {oldest} on"))
+        }
         (Maker::Nvidia, None) => Check::warn(
             ID,
             format!("{what}; ours is not installed for kernel {release}"),
@@ -443,7 +449,7 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
         }
         let driver_lacks = |symbol: &str| machine.driver.is_some() && machine.has_symbol(symbol) == Some(false);
         if lacks(line).is_some_and(|symbol| symbol.ends_with("_persistent")) && driver_lacks(PERSISTENT) {
-            let fix = format!("install driver 550 or later{}", super::driver::flavour_to_install(machine));
+            let fix = driver::newer_driver(machine);
             return Some(("the loaded nvidia.ko is too old: it lacks that function", fix, line.clone()));
         }
         if line.contains(GPL_ONLY) {

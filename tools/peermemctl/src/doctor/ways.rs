@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 11: each way in which GPU memory reaches a NIC, and the verdict over all of them.
 
-use super::{api, cure, fabric, hardware};
+use super::{api, cure, driver, fabric, hardware};
 use crate::check::{Check, Level, Section};
 use crate::consumer::{self, Consumer, Does};
 use crate::environment::Environment;
@@ -90,6 +90,10 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
     const ID: &str = "ways.refused";
     const IOMMU: &str = "fabric.iommu";
     let works = |way: Way| verdicts.iter().any(|verdict| verdict.way == way && verdict.usable == Some(true));
+    // What closes dma-buf is a failure where it leaves programs no way.
+    let is_open =
+        |verdict: &WayVerdict| [Way::PeerMemory, Way::DmaBuf].contains(&verdict.way) && verdict.usable != Some(false);
+    let closed_by = way::closed_by(machine).filter(|_| !verdicts.iter().any(is_open));
     let mut checks = Vec::new();
     let coherent = way::has_coherent(machine);
     let forced = way::attach_refused(machine, AttachRefusal::ForcedPcie);
@@ -104,7 +108,8 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
             format!("the GPU driver refused to attach a dma-buf{how}: it does not approve of where GPU and NIC are");
         let lines = lines.into_iter().flatten().map(|line| format!("kernel log: {line}"));
         let seen = lines.chain(way::groups(machine));
-        checks.push(seen.fold(Check::warn(ID, message, way::topology_cure(machine)), Check::seen));
+        let check = Check::fail_unless(closed_by != Some(ID), ID, message, way::topology_cure(machine));
+        checks.push(seen.fold(check, Check::seen));
     } else if way::topology_denied(machine) && machine.driver.is_some() {
         let message = "NVreg_GrdmaPciTopoCheckOverride is 2: the GPU driver gives its memory to no NIC";
         let check = Check::fail(ID, message, way::topology_cure(machine));
@@ -129,6 +134,10 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
         let mut check = Check::warn(ID, message, fix).seen("iommu_group/type of the NIC, /proc/sys/kernel/osrelease");
         let found = sections.iter_mut().flat_map(|section| &mut section.checks);
         if let Some(cause) = found.into_iter().find(|check| check.id == IOMMU && check.is_finding()) {
+            if closed_by == Some(IOMMU) && way::no_peers(machine) {
+                cause.level = Level::Fail;
+                cause.message = format!("{}; without peer memory, this leaves programs no way", cause.message);
+            }
             if let Some(fix) = cause.fix.as_mut().filter(|_| works(Way::PeerMemory)) {
                 fix.push_str("; until then have programs take peer memory: NCCL_DMABUF_ENABLE=0, UCX_CUDA_COPY_DMABUF=no, NVSHMEM_IB_DISABLE_DMABUF=1, FI_HMEM_CUDA_USE_DMABUF=0");
             }
@@ -375,18 +384,19 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
     let works = |way: Way| verdicts.iter().any(|verdict| verdict.way == way && verdict.usable == Some(true));
     let no_api =
         machine.has_symbol(REGISTER) == Some(false) && machine.api_to_load().is_none() && machine.loaded.is_none();
-    // Whatever core and module there are, no driver asks them, as with an EFA.
-    let unasked = !machine.rdma.is_empty() && machine.rdma.iter().all(|nic| way::nic_asks_peers(machine, nic).is_no());
-    let no_peers = no_api || unasked;
+    let no_peers = way::no_peers(machine);
     // With an RDMA device it would work, and nothing else is missing.
     let only_a_device = machine.rdma.is_empty() && machine.dma_buf();
-    let by_dma_buf = works(Way::DmaBuf) || only_a_device;
+    // What closes it, if anything does, has a check of its own, whose cure is the first.
+    let by_dma_buf = works(Way::DmaBuf) || machine.dma_buf();
     let by_nic = works(Way::PeerMemory) && machine.rdma.iter().all(|nic| setting::takes_by_itself(machine, nic));
     let own_way = machine.rdma.is_empty() && hardware::with_own_way(machine).is_some()
         || !machine.rdma.is_empty() && machine.rdma.iter().all(|nic| way::takes_or_pins(machine, nic));
     // If nothing is known of dma-buf, nothing tells whether peer memory is missed.
     let is_unknown = |verdict: &WayVerdict| verdict.way == Way::DmaBuf && verdict.usable.is_none();
-    let perhaps = !by_nic && verdicts.iter().any(is_unknown);
+    // An nvidia.ko that is not loaded does not tell whether it offers dma-buf.
+    let is_not_loaded = machine.driver.is_none() && machine.modules_read && driver::takes_open(machine);
+    let perhaps = !by_nic && (verdicts.iter().any(is_unknown) || is_not_loaded && machine.core_takes_dma_buf());
     let gpus = machine.gpus();
     let only_own = gpus.is_empty() && machine.setting.tegra;
     let no_gpu_can = !gpus.is_empty() && gpus.iter().all(|gpu| machine.refusal(gpu).is_some());
@@ -411,6 +421,9 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
                 (false, true) => "dma-buf works with an RDMA device",
                 _ if by_nic => "the NIC's own driver takes GPU memory",
                 _ if perhaps => "peer memory cannot work here, and whether dma-buf does is not known",
+                _ if !works(Way::DmaBuf) => {
+                    "kernel and drivers offer dma-buf, and what keeps that from working is said elsewhere"
+                }
                 _ if !no_api => "no NIC here asks peers for memory, and dma-buf works",
                 (false, false) => "the core has no peer-memory API, and dma-buf works",
             };
