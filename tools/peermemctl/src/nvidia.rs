@@ -314,11 +314,6 @@ mod tests {
             assert_eq!(recovery(value).as_deref(), asks.then_some(value.trim()), "{value}");
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     /// Each name stands whole: an A4000 is no A40, and a Quadro RTX 6000 no RTX 6000 Ada.
     #[test]
