@@ -153,6 +153,7 @@ pub fn is_on_topic(line: &str) -> bool {
         || has(&IOMMU)
         || has(&["Error", "Requesting"]) && has(&IRDMA)
         || line.contains(FREE_CALLBACK)
+        || line.contains("free_cb")
         || line.contains(PCIE_RECOVERED)
         || has(&ACS_VIOLATION)
         || is_pcie_error(line)

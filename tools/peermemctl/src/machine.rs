@@ -217,6 +217,9 @@ impl<'a> Machine<'a> {
         let mode = || self.told(gpu)?.compute_mode.as_deref();
         if nvidia::is_excluded(self.root, &gpu.address) {
             Some(NoContext::Excluded)
+        } else if self.is_host_of_vgpus(gpu) {
+            // Its driver brings no CUDA for this host, whatever the GPU's modes are.
+            None
         } else if self.is_mig(gpu) && self.has_mig_device(gpu) == Some(false) {
             Some(NoContext::WithoutInstance)
         } else {

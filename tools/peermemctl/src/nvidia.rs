@@ -100,6 +100,21 @@ pub fn word_of<'a>(word: &'a str, name: &str) -> Option<&'a str> {
     (key.trim() == name).then(|| value.trim())
 }
 
+/// Returns whether a word of RegistryDwords sets an option.
+pub fn is_of_words(root: &Root, name: &str) -> bool {
+    let params = params(root);
+    let words = params.get("RegistryDwords").map_or("", |words| words.trim_matches('"'));
+    words.split(';').any(|word| word_of(word, name).is_some())
+}
+
+/// Returns where the value of an option was read.
+pub fn place_of(root: &Root, name: &str, value: u64) -> String {
+    match is_of_words(root, name) {
+        true => format!("{name}={value} in RegistryDwords of /proc/driver/nvidia/params"),
+        false => format!("{name}: {value} in /proc/driver/nvidia/params"),
+    }
+}
+
 /// Returns whether nvidia.ko was told to leave the GPU at `address` alone.
 pub fn is_excluded(root: &Root, address: &str) -> bool {
     let text = root.text(&format!("/proc/driver/nvidia/gpus/{address}/information")).unwrap_or_default();

@@ -573,7 +573,7 @@ fn fixed_by_program(root: &Root) -> Option<&'static str> {
     let of_ostree = || match () {
         () if root.exists(RPM_OSTREE) => OSTREE,
         () if root.exists(BOOTC_PROGRAM) => BOOTC,
-        () => "this image of ostree",
+        () => "this deployment of ostree",
     };
     if root.exists(OSTREE_BOOTED) {
         return Some(of_ostree());

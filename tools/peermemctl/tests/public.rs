@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 412] = [
+static CASES: [Case; 423] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1416,6 +1416,23 @@ static CASES: [Case; 412] = [
         ],
         &["write options nvidia", "GPUDirect by default: yes"],
     ),
+    // Of repairs' siblings.
+    case("public-vgpu-host-mig", (3, 2), &["run this in the virtual machines"], &["-mig 0", "gpus.context] GPU"]),
+    case("public-vm-ethernet-beside-infiniband", (1, 0), &["mlx5_0 needs none"], &["give it an address"]),
+    case(
+        "public-remap-off-word",
+        (2, 1),
+        &["DmaRemapPeerMmio=0 in RegistryDwords", "take DmaRemapPeerMmio=0 of NVreg_RegistryDwords out of"],
+        &["NVreg_DmaRemapPeerMmio=0 out of"],
+    ),
+    case("public-lxc-without-gpu", (2, 1), &["incus (or lxc) config device add"], &["docker", "systemctl edit"]),
+    case("public-nspawn-without-gpu", (2, 1), &["rw in systemd-nspawn@NAME.service"], &["docker", "incus"]),
+    case("public-memlock-slurmd-of-several", (1, 0), &["PropagateResourceLimitsExcept"], &["in their unit"]),
+    case("public-memlock-range-of-users", (1, 0), &["gives users 1000: less"], &["slurm.conf"]),
+    case("public-omni-path-init", (3, 2), &["opafm); the link is up"], &["opensm", "plug in"]),
+    case("public-omni-path-polling", (3, 2), &["plug in the cable; opainfo"], &["opensm", "mlxlink"]),
+    case("public-service-in-own-slice", (2, 1), &["in train.service (systemctl edit"], &["user-.slice"]),
+    case("public-hung-free-cb", (2, 1), &["below a free callback of foo", "update foo"], &["of nvidia_peermem"]),
     case("public-override-word-580", (0, 0), &["dma-buf, forced PCIe: yes"], &["refused to attach", "fix:"]),
     case(
         "public-override-refused",

@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::nvidia;
 use crate::rdma;
 use crate::root::{Forbidden, Root};
-use crate::setting::{container_of, SERVICE_ACCOUNT};
+use crate::setting::{container_of, NSPAWN, SERVICE_ACCOUNT};
 
 /// Returns the nodes that a program opens which registers GPU memory.
 pub fn device_nodes(root: &Root) -> Vec<String> {
@@ -31,6 +31,9 @@ pub fn is_of_nic(path: &str) -> bool {
 pub enum Giver {
     Pod,
     Container,
+    /// A container of LXC, LXD or Incus.
+    Lxc,
+    Nspawn,
     Slurm,
     Batch,
     /// A unit of systemd, whose name a recording does not have.
@@ -54,21 +57,29 @@ impl Giver {
         if BATCH.iter().any(|(word, _)| has_component(&cgroup, word)) {
             return Self::Batch;
         }
+        let manager = root.line(NSPAWN).unwrap_or_default();
+        if cgroup.contains("/lxc") || manager.starts_with("lxc") {
+            return Self::Lxc;
+        }
+        if manager == "systemd-nspawn" {
+            return Self::Nspawn;
+        }
         if machine.setting.container.is_some() || container_of(&cgroup).is_some() {
             return Self::Container;
         }
-        match cgroup.split_once("/system.slice/") {
-            Some((_, rest)) => {
-                Self::Service(rest.split(['/', '\n']).find(|part| part.ends_with(".service")).map(str::to_owned))
-            }
-            None => Self::Session,
+        let unit = cgroup.split(['/', '\n']).find(|part| part.ends_with(".service")).map(str::to_owned);
+        match unit {
+            unit if cgroup.contains("/system.slice/") => Self::Service(unit),
+            // Units of a user's manager are below user.slice.
+            Some(unit) if !cgroup.contains("/user.slice/") => Self::Service(Some(unit)),
+            _ => Self::Session,
         }
     }
 
     /// Returns what devices are given to, in a word.
     pub fn word(&self) -> &'static str {
         match self {
-            Self::Pod | Self::Container => "container",
+            Self::Pod | Self::Container | Self::Lxc | Self::Nspawn => "container",
             Self::Slurm | Self::Batch => "job",
             Self::Service(_) => "service",
             Self::Session => "session",
@@ -82,6 +93,8 @@ impl Giver {
             Self::Container => "start this container again; so that it keeps its GPUs, give them by CDI (docker run --device nvidia.com/gpu=all) or each node by --device (with /dev/nvidiactl and /dev/nvidia-uvm); where its /dev is the host's, nobody gave it any: docker run --gpus all".to_owned(),
             Self::Slurm => "ask for GPUs: --gpus=N or --gres=gpu:N of srun, sbatch or salloc; a job gets those alone that it asked for (ConstrainDevices=yes in cgroup.conf)".to_owned(),
             Self::Batch => "ask for GPUs, as the batch system takes it (PBS: -l select=1:ngpus=N; Flux: -g N; LSF: -gpu num=N; Grid Engine: -l gpu=N; HTCondor: request_gpus = N; Nomad: a block device \"nvidia/gpu\")".to_owned(),
+            Self::Lxc => "on the host: incus (or lxc) config device add CONTAINER gpus gpu; of LXC alone: lxc.cgroup2.devices.allow and lxc.mount.entry for each node; then start this container again".to_owned(),
+            Self::Nspawn => nspawn(closed),
             Self::Service(unit) => allow(unit.as_deref(), closed),
             Self::Session => slice(closed),
         }
@@ -94,18 +107,34 @@ impl Giver {
             Self::Container => "start this container with --device=/dev/infiniband".to_owned(),
             Self::Slurm => format!("Slurm forbids what gres.conf names and a job did not ask for: ask for the resource that has {closed} in gres.conf (--gres=NAME:1), or take that line out of it"),
             Self::Batch => format!("have the batch system let each job open {closed}, or ask for it as a resource"),
+            Self::Lxc => format!("on the host: a device of type unix-char for {closed} (incus or lxc config device add CONTAINER NAME unix-char source=NODE), or lxc.cgroup2.devices.allow"),
+            Self::Nspawn => nspawn(closed),
             Self::Service(unit) => allow(unit.as_deref(), closed),
             Self::Session => slice(closed),
         }
     }
 }
 
+/// Returns what has systemd-nspawn let its container open nodes.
+fn nspawn(nodes: &str) -> String {
+    format!(
+        "on the host: {} in systemd-nspawn@NAME.service (systemctl edit), then start this container again",
+        lines(nodes)
+    )
+}
+
+/// Returns the lines by which a unit may open nodes.
+fn lines(nodes: &str) -> String {
+    let lines: Vec<String> = nodes.split(", ").map(|node| format!("DeviceAllow={node} rw")).collect();
+    lines.join(" and ")
+}
+
 /// Returns what has systemd let a service open nodes.
 fn allow(unit: Option<&str>, nodes: &str) -> String {
-    let lines: Vec<String> = nodes.split(", ").map(|node| format!("DeviceAllow={node} rw")).collect();
+    let lines = lines(nodes);
     match unit {
-        Some(unit) => format!("{} in {unit} (systemctl edit {unit}), then restart it", lines.join(" and ")),
-        None => format!("{} in the unit of this service (systemctl edit), then restart it", lines.join(" and ")),
+        Some(unit) => format!("{lines} in {unit} (systemctl edit {unit}), then restart it"),
+        None => format!("{lines} in the unit of this service (systemctl edit), then restart it"),
     }
 }
 
@@ -147,7 +176,7 @@ pub fn check(machine: &Machine) -> Option<Check> {
         };
         let fix = match (no_gpu, no_nic) {
             // Systemd takes both in one list.
-            _ if matches!(giver, Giver::Service(_) | Giver::Session) => giver.gives_gpus(&nodes),
+            _ if matches!(giver, Giver::Nspawn | Giver::Service(_) | Giver::Session) => giver.gives_gpus(&nodes),
             (true, true) => format!("{}; {}", giver.gives_gpus(&gpus), giver.gives_nics(&nics)),
             (true, false) => giver.gives_gpus(&gpus),
             _ => giver.gives_nics(&nics),

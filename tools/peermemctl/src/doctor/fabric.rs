@@ -5,6 +5,7 @@ use super::devices::Giver;
 use super::{hardware, module, unload};
 use crate::check::{Check, Kind};
 use crate::machine::Machine;
+use crate::nvidia;
 use crate::pci::{self, Acs, Device, Distance, Iommu};
 use crate::rdma::{self, RdmaDevice};
 use crate::root::Missing;
@@ -326,7 +327,7 @@ fn iommu(machine: &Machine) -> Vec<Check> {
     };
     let check = check.seen(seen);
     vec![match unmapped {
-        true => check.seen("DmaRemapPeerMmio: 0 in /proc/driver/nvidia/params"),
+        true => check.seen(nvidia::place_of(machine.root, "DmaRemapPeerMmio", 0)),
         false => check,
     }]
 }

@@ -127,8 +127,9 @@ pub fn nearer_lost(machine: &Machine, gpu: &Device, than: Distance) -> Option<St
     let others: Vec<&Device> =
         gpus.filter(|other| other.address != gpu.address && !machine.is_for_display(other)).collect();
     let is_lost = than > Distance::Pxb && !has_near(&gpu) && others.len() >= MANY && others.iter().all(has_near);
-    is_lost.then(|| {
-        "the other GPUs have a NIC below their switch: if this one had such a NIC, it is off the bus (dmesg | grep -E 'pcieport|AER|mlx5' tells; reboot, then look at the card and its slot); else put a NIC into a slot next to the GPU, or run on the others".to_owned()
+    // What a virtual machine shows need not be how the hardware is built.
+    (is_lost && machine.setting.virtual_machine.is_none()).then(|| {
+        machine.setting.on_host("the other GPUs have a NIC below their switch: if this one had such a NIC, it is off the bus (dmesg | grep -E 'pcieport|AER|mlx5' tells; reboot, then look at the card and its slot); else put a NIC into a slot next to the GPU, or run on the others")
     })
 }
 
@@ -629,6 +630,13 @@ fn of_infiniband(device: &RdmaDevice, link: &str) -> bool {
 /// Returns what makes a port of a NIC active, by what its link does.
 fn by_link(machine: &Machine, device: &RdmaDevice) -> String {
     let name = &device.name;
+    // Omni-Path, whose link layer is called InfiniBand, too.
+    if device.module.as_deref() == Some("hfi1") {
+        return match of_infiniband(device, "LinkUp") {
+            true => "start Omni-Path's fabric manager on one machine of this fabric (systemctl enable --now opafm); the link is up".to_owned(),
+            false => format!("plug in the cable; opainfo tells what the link of {name} does; Omni-Path needs a fabric manager (opafm) as well"),
+        };
+    }
     if of_infiniband(device, "LinkUp") {
         return format!("start a subnet manager in this fabric, or see why it leaves this port out (sminfo -C {name}): the one of a switch, or opensm on one machine (systemctl enable --now opensm); the link is up");
     }
@@ -672,9 +680,15 @@ fn gids(machine: &Machine, device: &RdmaDevice) -> Option<Check> {
     let what = "has no GID in this network namespace: programs register memory with it, and cannot connect (\"Failed to modify QP to RTR\")";
     let many = "have no GID in this network namespace: programs register memory with them, and cannot connect (\"Failed to modify QP to RTR\")";
     let in_container = machine.setting.container.is_some();
-    // A container may be given the interface of one NIC, and the nodes of all.
+    // A container may be given the interface of one NIC, and the nodes of all; beside InfiniBand, Ethernet is for
+    // other traffic.
     let others = machine.rdma.iter().filter(|other| other.can_connect() && machine.was_given_nic(other) != Some(false));
-    let other = others.filter(|_| in_container).map(|other| format!("{} has one", other.name)).next();
+    let is_infiniband = |other: &RdmaDevice| other.ports.iter().any(|port| port.link_layer == "InfiniBand");
+    let mut others = others.filter(|other| in_container || is_infiniband(other));
+    let other = others.next().map(|other| match is_infiniband(other) {
+        true => format!("{} needs none", other.name),
+        false => format!("{} has one", other.name),
+    });
     let check = match other.or_else(|| spare(machine, device).map(str::to_owned)) {
         Some(why) => Check::skip(ID, format!("{name} {what}; {why}")),
         None => Check::warn(ID, format!("{name} {what}"), give_interface(machine, device))

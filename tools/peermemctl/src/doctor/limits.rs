@@ -226,7 +226,10 @@ struct Limit {
 impl Limit {
     /// Returns whom it binds, in words.
     fn whom(&self) -> String {
-        self.who.strip_prefix('@').map_or_else(|| format!("user {}", self.who), |group| format!("group {group}"))
+        let many = if self.who.contains(':') { "s" } else { "" };
+        self.who
+            .strip_prefix('@')
+            .map_or_else(|| format!("user{many} {}", self.who), |group| format!("group{many} {group}"))
     }
 }
 
@@ -241,6 +244,24 @@ fn may_be_of(root: &Root, pid: &str, who: &str) -> bool {
         let line = of_status(root, pid, word).unwrap_or_default();
         line.split_ascii_whitespace().map(str::to_owned).collect::<Vec<_>>()
     };
+    if let Some((from, to)) = who.trim_start_matches('@').split_once(':') {
+        let is_group = who.starts_with('@');
+        let own = numbers(if is_group { "Gid:" } else { "Uid:" });
+        let is_root = own.is_empty() || is_root_of(root, pid);
+        let value = |number: &String| number.parse::<u64>().ok();
+        return is_root
+            || match (from.parse::<u64>().ok(), to.parse::<u64>().ok()) {
+                // One number alone is that of any group of the user.
+                (None, Some(one)) if is_group => {
+                    [numbers("Groups:"), own].concat().iter().any(|number| value(number) == Some(one))
+                }
+                (None, Some(one)) => own.iter().any(|number| value(number) == Some(one)),
+                (Some(from), to) => {
+                    own.iter().filter_map(value).any(|number| from <= number && to.is_none_or(|to| number <= to))
+                }
+                (None, None) => false,
+            };
+    }
     let named = |file: &str, number: &String| {
         let text = root.text_once(file).ok()?;
         let mut rows = text.lines().map(|row| row.split(':').collect::<Vec<_>>());
@@ -312,8 +333,11 @@ pub fn has_component(cgroup: &str, word: &str) -> bool {
 /// Returns whether a control group is that of a job of Slurm, or of its daemons: /slurm/uid_1000/job_7,
 /// slurmstepd.scope, slurmd.service, slurm_NODE.
 pub fn is_of_slurm(cgroup: &str) -> bool {
-    let is_it =
-        |folder: &str| folder == "slurm" || ["slurmd", "slurmstepd", "slurm_"].iter().any(|it| folder.starts_with(it));
+    let is_it = |folder: &str| {
+        let is_named = ["slurmd", "slurmstepd", "slurm_"].iter().any(|it| folder.starts_with(it));
+        // Where a node has several slurmd, the name of each goes before that.
+        folder == "slurm" || is_named || folder.ends_with("_slurmstepd.scope")
+    };
     cgroup.split(['/', '\n']).any(is_it)
 }
 

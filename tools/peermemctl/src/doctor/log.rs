@@ -832,7 +832,7 @@ fn refused_by_acs(machine: &Machine) -> Option<Check> {
         Check::warn(
             "log.pcie",
             format!(
-                "ACS of the port {port} refused a transfer (ACS violation): what {} send and get through it may be lost",
+                "ACS of the port {port} refused a transfer (ACS violation): transfers of {} through it may be lost",
                 names.join(", ")
             ),
             fabric::without_acs(machine, &port),

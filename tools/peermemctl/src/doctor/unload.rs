@@ -3,6 +3,7 @@
 
 use crate::machine::{Machine, NAME, OLD_MODULE};
 use crate::modprobe;
+use crate::nvidia;
 use crate::setting::GRUB;
 use crate::text;
 use std::collections::BTreeSet;
@@ -64,9 +65,17 @@ pub fn set_parameter(machine: &Machine, parameter: &str) -> String {
 
 /// Returns what has nvidia.ko loaded without a parameter, wherever that is given; `note` follows its place.
 pub fn take_out_parameter(machine: &Machine, parameter: &str, note: &str) -> String {
+    let option = parameter.split('=').next().unwrap_or(parameter);
+    let bare = parameter.strip_prefix("NVreg_").unwrap_or(parameter);
+    // A word of RegistryDwords has no prefix.
+    let of_words = nvidia::is_of_words(machine.root, option.strip_prefix("NVreg_").unwrap_or(option));
+    let (parameter, name) = match of_words {
+        true => (format!("{bare} of NVreg_RegistryDwords"), "NVreg_RegistryDwords"),
+        false => (parameter.to_owned(), option),
+    };
     by_operator(machine, &format!("take {parameter} out of")).unwrap_or_else(|| {
-        let name = parameter.split('=').next().unwrap_or(parameter);
         machine.setting.on_node(&match modprobe::is_on_command_line(machine.root, &format!("nvidia.{name}")) {
+            true if of_words => format!("take {parameter} off the kernel command line{note}{GRUB}, and reboot"),
             true => format!("take nvidia.{parameter} off the kernel command line{note}{GRUB}, and reboot"),
             false => {
                 format!("take {parameter} out of /etc/modprobe.d{note}, then load nvidia.ko again: {}", reload(machine))

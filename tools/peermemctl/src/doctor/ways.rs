@@ -6,6 +6,7 @@ use crate::check::{Check, Level, Section};
 use crate::consumer::{self, Consumer, Does};
 use crate::environment::Environment;
 use crate::machine::{Machine, REGISTER};
+use crate::nvidia;
 use crate::outcome::Outcome;
 use crate::setting;
 use crate::text;
@@ -113,7 +114,7 @@ pub fn refused(machine: &Machine, verdicts: &[WayVerdict], sections: &mut [Secti
     } else if way::topology_denied(machine) && machine.driver.is_some() {
         let message = "NVreg_GrdmaPciTopoCheckOverride is 2: the GPU driver gives its memory to no NIC";
         let check = Check::fail(ID, message, way::topology_cure(machine));
-        checks.push(check.seen("GrdmaPciTopoCheckOverride: 2 in /proc/driver/nvidia/params"));
+        checks.push(check.seen(nvidia::place_of(machine.root, "GrdmaPciTopoCheckOverride", 2)));
     }
     if let Some(line) = forced.filter(|_| !coherent) {
         let message = "a program asked for a dma-buf with the forced PCIe mapping, which the GPU driver refuses (524) where no GPU has a coherent link to a CPU";

@@ -124,7 +124,7 @@ impl Recorder<'_> {
         }
         for gpu in self.root.names("/proc/driver/nvidia/gpus") {
             self.lines(&format!("/proc/driver/nvidia/gpus/{gpu}/information"), |line| {
-                ["Model:", "Device Minor:", "GPU Excluded:"].iter().any(|key| line.starts_with(key))
+                ["Model:", "Device Minor:", "GPU Excluded:", "Blacklisted:"].iter().any(|key| line.starts_with(key))
             });
             if let Some(folder) = nvidia::mig_folder(self.root, &gpu) {
                 self.folder(&folder);
