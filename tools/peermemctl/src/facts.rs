@@ -310,7 +310,7 @@ pub const EFA_GIN: Rule = rule(
     Some("2.31.2"),
     None,
     "its GIN takes an EFA by the plugin aws-ofi-nccl from 1.21 on: a thread of the CPU posts, or with NCCL_GIN_TYPE=5 the GPU, on instances p5en, p6-b200 and p6-b300 and with PeerMappingOverride=1 of nvidia.ko",
-    "doc/gin-getting-started.md of aws-ofi-nccl 1.21; aws/aws-ofi-nccl#1369",
+    "doc/gin-getting-started of aws-ofi-nccl 1.21; aws/aws-ofi-nccl#1369",
 );
 pub const EFA_TOPOLOGY: Rule = rule(
     "NCCL",

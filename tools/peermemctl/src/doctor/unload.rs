@@ -86,7 +86,7 @@ pub fn take_out_parameter(machine: &Machine, parameter: &str, note: &str) -> Str
 
 /// Returns what the GPU Operator's users do for that. It loads nvidia.ko again only if its own configuration is
 /// another one, of which it sees the name of that ConfigMap and not what is in it (NVIDIA/aicr#2459,
-/// docs/user/validation.md of NVIDIA/aicr).
+/// "validation" in the user documentation of NVIDIA/aicr).
 fn by_operator(machine: &Machine, change: &str) -> Option<String> {
     machine.setting.driver_container.then(|| {
         format!(
