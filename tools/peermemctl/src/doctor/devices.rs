@@ -93,7 +93,7 @@ impl Giver {
             Self::Container => "start this container again; so that it keeps its GPUs, give them by CDI (docker run --device nvidia.com/gpu=all) or each node by --device (with /dev/nvidiactl and /dev/nvidia-uvm); where its /dev is the host's, nobody gave it any: docker run --gpus all".to_owned(),
             Self::Slurm => "ask for GPUs: --gpus=N or --gres=gpu:N of srun, sbatch or salloc; a job gets those alone that it asked for (ConstrainDevices=yes in cgroup.conf)".to_owned(),
             Self::Batch => "ask for GPUs, as the batch system takes it (PBS: -l select=1:ngpus=N; Flux: -g N; LSF: -gpu num=N; Grid Engine: -l gpu=N; HTCondor: request_gpus = N; Nomad: a block device \"nvidia/gpu\")".to_owned(),
-            Self::Lxc => "on the host: incus (or lxc) config device add CONTAINER gpus gpu; of LXC alone: lxc.cgroup2.devices.allow and lxc.mount.entry for each node; then start this container again".to_owned(),
+            Self::Lxc => "on the host, not in this container: incus (or lxc) config device add CONTAINER gpus gpu; of LXC alone: lxc.cgroup2.devices.allow and lxc.mount.entry for each node; then start this container again".to_owned(),
             Self::Nspawn => nspawn(closed),
             Self::Service(unit) => allow(unit.as_deref(), closed),
             Self::Session => slice(closed),
@@ -107,7 +107,7 @@ impl Giver {
             Self::Container => "start this container with --device=/dev/infiniband".to_owned(),
             Self::Slurm => format!("Slurm forbids what gres.conf names and a job did not ask for: ask for the resource that has {closed} in gres.conf (--gres=NAME:1), or take that line out of it"),
             Self::Batch => format!("have the batch system let each job open {closed}, or ask for it as a resource"),
-            Self::Lxc => format!("on the host: a device of type unix-char for {closed} (incus or lxc config device add CONTAINER NAME unix-char source=NODE), or lxc.cgroup2.devices.allow"),
+            Self::Lxc => format!("on the host, not in this container: a device of type unix-char for {closed} (incus or lxc config device add CONTAINER NAME unix-char source=NODE), or lxc.cgroup2.devices.allow"),
             Self::Nspawn => nspawn(closed),
             Self::Service(unit) => allow(unit.as_deref(), closed),
             Self::Session => slice(closed),
@@ -118,7 +118,7 @@ impl Giver {
 /// Returns what has systemd-nspawn let its container open nodes.
 fn nspawn(nodes: &str) -> String {
     format!(
-        "on the host: {} in systemd-nspawn@NAME.service (systemctl edit), then start this container again",
+        "on the host, not in this container: {} in systemd-nspawn@NAME.service (systemctl edit), then start this container again",
         lines(nodes)
     )
 }
