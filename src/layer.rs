@@ -47,7 +47,8 @@ impl Layer {
     ///
     /// # Safety
     ///
-    /// It is called only once, in module init, before anything else of the layer.
+    /// It is called only once, in module init, before anything else of the layer. What it returns is
+    /// dropped once nobody can pin or register any more.
     pub(crate) unsafe fn new() -> kernel::error::Result<Self> {
         gpu::pin::find_provider()?;
         // SAFETY: By this function's contract.
@@ -63,8 +64,8 @@ impl Layer {
 impl Drop for Layer {
     /// Ends what the layer keeps. Nothing is pinned any more, because each registration holds the module.
     fn drop(&mut self) {
-        // SAFETY: By the contract of `new` this is module exit, or an init that failed: nobody registers,
-        // and each registration held the module.
+        // SAFETY: By the contract of `new` nobody registers any more, and each registration held the
+        // module.
         unsafe {
             pin::registry::clear();
             gpu::bar::forget_gpus();

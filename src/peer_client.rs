@@ -41,7 +41,8 @@ module! {
     license: "GPL",
 }
 
-/// The module while it is loaded. Its fields are dropped in the order of rule 10.
+/// The module while it is loaded. Its fields are dropped in this order: the clients, so that nobody
+/// registers any more; what the layer keeps; the folder in `/proc`.
 struct PeerMem {
     _clients: Clients,
     _layer: Layer,
@@ -52,9 +53,10 @@ impl kernel::Module for PeerMem {
     fn init(_module: &'static ThisModule) -> Result<Self> {
         parameters::check()?;
         client::find_core()?;
-        // SAFETY: Module init runs once, and no client is registered yet.
+        // SAFETY: Module init runs once, no client is registered yet, and `PeerMem` drops the
+        // clients before the layer.
         let layer = unsafe { Layer::new() }?;
-        // SAFETY: As above.
+        // SAFETY: Module init runs once, and no client is registered yet.
         unsafe { walk::init() };
         let folder = proc::Folder::new()?;
         let callbacks = [callbacks::<0>(), callbacks::<1>(), callbacks::<2>()];

@@ -76,7 +76,8 @@ impl kernel::InPlaceModule for EduDma {
                 );
                 return Err(EINVAL);
             }
-            // SAFETY: Module init runs once, and the driver is not registered yet.
+            // SAFETY: Module init runs once, and the driver is not registered yet. It is dropped before
+            // the layer.
             let layer = unsafe {
                 engine::init();
                 Layer::new()?

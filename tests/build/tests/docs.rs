@@ -72,8 +72,8 @@ fn links_lead_somewhere() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
-/// What the page shows to authors of drivers is shortened, not compiled: each thing that it calls or
-/// names with a path must still be one of the layer's or of the sample's.
+/// Compares the code on the page for authors of drivers with the tree. Nobody compiles that code, so
+/// each name in it must still be one of the layer's or of the sample's.
 #[test]
 fn the_drivers_page_calls_what_the_layer_has() {
     let code: String = files()

@@ -249,7 +249,7 @@ fn lists_of_versions() {
     }
 }
 
-/// Where the kernel has the RDMA core built in, what an OFED has left is of no account.
+/// A kernel that has the RDMA core built in does not use what an OFED left behind.
 #[test]
 fn a_core_that_is_built_in() {
     let root = Root::new();

@@ -40,8 +40,8 @@ fn an_rpm_without_upkeep_can_be_removed() {
     assert!(said.ok && said.text == "upkeep drop\n", "{}", said.text);
 }
 
-/// Who asks by hand for a refresh is answered each time. What packages and the boot call says
-/// nothing twice, and builds nothing again that failed.
+/// A refresh that somebody asks for by hand answers each time. Packages and the boot call it with
+/// `if-changed`: then it says nothing twice, and does not build again what failed.
 #[test]
 fn packages_and_the_boot_ask_for_changes_only() {
     let text = |name: &str| fs::read_to_string(repository().join("packaging").join(name)).expect("text");

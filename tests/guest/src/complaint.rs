@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the runner has against a test's outcome, with its kind: the host sorts complaints by kind
-//! (ci/qemu/lab/src/verdict.rs), so that no wording of a message decides a verdict.
+//! Complaints of the runner about a test. Each has a kind, by which the host sorts them
+//! (ci/qemu/lab/src/verdict.rs): no wording of a message decides a verdict.
 
 use std::fmt::{self, Display, Formatter};
 

@@ -621,9 +621,9 @@ fn a_place_that_is_full_or_read_only(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// What a build failed for may pass without a trigger. `upkeep refresh` by hand tries again and
-/// answers each time; triggers do where the cause was a disk, memory or a tool, and otherwise say
-/// nothing twice.
+/// A build may fail for a cause that passes without a trigger. `upkeep refresh` by hand tries again and
+/// answers each time. Triggers try again only if the cause was a disk, memory or a tool; otherwise
+/// they say nothing twice.
 fn a_build_that_failed_is_tried_again(test: &mut Test) -> Result<()> {
     let (kernel, upkeep) = (test.kernel()?, "/usr/lib/nvidia-peermem-rust/upkeep refresh 2>&1");
     test.machine.must(QUICK_MAKE)?;

@@ -21,6 +21,11 @@ pub struct RdmaDevice {
 }
 
 impl RdmaDevice {
+    /// Returns whether a port is of InfiniBand, or of Omni-Path, which calls its link layer so, too.
+    pub fn is_infiniband(&self) -> bool {
+        self.ports.iter().any(|port| port.link_layer == "InfiniBand")
+    }
+
     /// Returns whether one of the device's ports is active.
     pub fn is_active(&self) -> bool {
         self.ports.iter().any(|port| port.state == "ACTIVE")

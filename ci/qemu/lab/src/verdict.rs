@@ -15,7 +15,7 @@ pub struct Complaint {
     pub text: String,
 }
 
-/// What kind of complaint it is. The guest's names.
+/// The kinds of complaints, with the names that the guest gives them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {

@@ -49,7 +49,7 @@ fn configured() -> Result<()> {
     setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).context("memlock")
 }
 
-/// What doctor says of the recorded machines that this suite makes, too.
+/// The answers of doctor about the recorded machines that this suite makes, too.
 const SITUATIONS: &str = include_str!("../../../../tools/peermemctl/tests/situations/live.json");
 /// The kernel on which those machines were recorded.
 const RECORDED: &str = "7.2.13";

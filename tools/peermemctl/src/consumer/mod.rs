@@ -332,7 +332,7 @@ fn or_closed(machine: &Machine, pairing: &Pairing, offered: &Judged, refusal: Re
     }
 }
 
-/// Why a program does not take a NIC that is nearer to a GPU.
+/// The reason why a program does not take a NIC that is nearer to a GPU.
 struct Nearer {
     /// The reason, which follows that of the program.
     because: String,

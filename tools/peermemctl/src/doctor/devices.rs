@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Section 9, too: whether this process may open the nodes of GPUs and NICs, and who keeps it from that.
+//! A part of section 9: whether this process may open the nodes of GPUs and NICs, and who keeps it from that.
 
 use super::limits::{has_component, is_of_slurm, is_root, may_override_modes, BATCH};
 use crate::check::Check;
@@ -210,7 +210,7 @@ fn by_mode(root: &Root, path: &str) -> bool {
     root.forbidden(path) == Some(Forbidden::ByMode)
 }
 
-/// Where the kernel tells what a security module knows this process as.
+/// The file in which the kernel tells the context that a security module gives this process.
 pub const CONTEXT: &str = "/proc/self/attr/current";
 
 /// Returns the type that SELinux has this process in.

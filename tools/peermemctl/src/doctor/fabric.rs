@@ -112,9 +112,10 @@ fn ways(machine: &Machine) -> Vec<Check> {
     let gpus = machine.gpus().into_iter().filter(|gpu| machine.was_given_gpu(gpu) != Some(false));
     for gpu in gpus.filter(|gpu| !machine.is_for_display(gpu)) {
         // Of several such NICs, those of InfiniBand are there for programs.
-        let nearest = given.iter().map(|(device, nic)| (gpu.way_to(nic), *device)).min_by_key(|(way, device)| {
-            (way.distance, !device.ports.iter().any(|port| port.link_layer == "InfiniBand"))
-        });
+        let nearest = given
+            .iter()
+            .map(|(device, nic)| (gpu.way_to(nic), *device))
+            .min_by_key(|(way, device)| (way.distance, !device.is_infiniband()));
         let Some((way, device)) = nearest else {
             let why = match nics(machine).is_empty() {
                 true => "no NIC with a PCI address",

@@ -651,7 +651,7 @@ fn by_link(machine: &Machine, device: &RdmaDevice) -> String {
     if of_infiniband(device, "PortConfigurationTraining") || of_infiniband(device, "LinkErrorRecovery") {
         return format!("take another cable or transceiver: the link does not come up in full (mlxlink -d {name} -e tells its errors)");
     }
-    match device.ports.iter().any(|port| port.link_layer == "InfiniBand") {
+    match device.is_infiniband() {
         true => format!("ibstat {name}; plug in the cable; InfiniBand needs a subnet manager as well"),
         false => {
             let interface = interface(machine, device);
@@ -683,9 +683,8 @@ fn gids(machine: &Machine, device: &RdmaDevice) -> Option<Check> {
     // A container may be given the interface of one NIC, and the nodes of all; beside InfiniBand, Ethernet is for
     // other traffic.
     let others = machine.rdma.iter().filter(|other| other.can_connect() && machine.was_given_nic(other) != Some(false));
-    let is_infiniband = |other: &RdmaDevice| other.ports.iter().any(|port| port.link_layer == "InfiniBand");
-    let mut others = others.filter(|other| in_container || is_infiniband(other));
-    let other = others.next().map(|other| match is_infiniband(other) {
+    let mut others = others.filter(|other| in_container || other.is_infiniband());
+    let other = others.next().map(|other| match other.is_infiniband() {
         true => format!("{} needs none", other.name),
         false => format!("{} has one", other.name),
     });

@@ -77,19 +77,19 @@ fn pages(machine: &Machine) -> Option<Check> {
 /// Returns the limit of locked memory of a process, `None` in it for no limit; `None` where that
 /// cannot be read. procfs-core panics at lines that it does not know.
 fn limit(root: &Root, pid: &str) -> Option<Option<u64>> {
-    let text = root.text(&format!("/proc/{pid}/limits")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
-    match line.split_ascii_whitespace().next()? {
-        "unlimited" => Some(None),
-        bytes => bytes.parse().ok().map(Some),
-    }
+    limit_of(root, pid, 0)
 }
 
 /// Returns the limit up to which a process may raise its own.
 fn hard_limit(root: &Root, pid: &str) -> Option<Option<u64>> {
+    limit_of(root, pid, 1)
+}
+
+/// Returns a limit of locked memory by its column in /proc/PID/limits: 0 is the soft one, 1 the hard one.
+fn limit_of(root: &Root, pid: &str, column: usize) -> Option<Option<u64>> {
     let text = root.text(&format!("/proc/{pid}/limits")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
-    match line.split_ascii_whitespace().nth(1)? {
+    match line.split_ascii_whitespace().nth(column)? {
         "unlimited" => Some(None),
         bytes => bytes.parse().ok().map(Some),
     }
@@ -341,8 +341,8 @@ pub fn is_of_slurm(cgroup: &str) -> bool {
     cgroup.split(['/', '\n']).any(is_it)
 }
 
-/// What the control group of a session has that sshd made and pam_slurm_adopt put into a job: no limit of the job
-/// comes with that.
+/// The folders of the control group of a session that sshd made and pam_slurm_adopt put into a job. Such a session
+/// does not get the limits of the job.
 pub const ADOPTED: &str = "slurm/step_extern";
 
 /// Returns whether a control group is that of such a session.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Why the kernel does not take a module that is installed: the GPU driver, or a part of the RDMA stack. modprobe
-//! would fail there as it did before.
+//! Tells why the kernel does not take an installed module: the GPU driver, or a part of the RDMA stack. Another
+//! modprobe would fail as the last one did.
 
 use super::limits;
 use super::module::{is_rejection, signatures_demanded};

@@ -69,14 +69,13 @@ pub fn take_out_parameter(machine: &Machine, parameter: &str, note: &str) -> Str
     let bare = parameter.strip_prefix("NVreg_").unwrap_or(parameter);
     // A word of RegistryDwords has no prefix.
     let of_words = nvidia::is_of_words(machine.root, option.strip_prefix("NVreg_").unwrap_or(option));
-    let (parameter, name) = match of_words {
-        true => (format!("{bare} of NVreg_RegistryDwords"), "NVreg_RegistryDwords"),
-        false => (parameter.to_owned(), option),
+    let (parameter, name, prefix) = match of_words {
+        true => (format!("{bare} of NVreg_RegistryDwords"), "NVreg_RegistryDwords", ""),
+        false => (parameter.to_owned(), option, "nvidia."),
     };
     by_operator(machine, &format!("take {parameter} out of")).unwrap_or_else(|| {
         machine.setting.on_node(&match modprobe::is_on_command_line(machine.root, &format!("nvidia.{name}")) {
-            true if of_words => format!("take {parameter} off the kernel command line{note}{GRUB}, and reboot"),
-            true => format!("take nvidia.{parameter} off the kernel command line{note}{GRUB}, and reboot"),
+            true => format!("take {prefix}{parameter} off the kernel command line{note}{GRUB}, and reboot"),
             false => {
                 format!("take {parameter} out of /etc/modprobe.d{note}, then load nvidia.ko again: {}", reload(machine))
             }
