@@ -212,17 +212,19 @@ u64 nvlab_config(enum nvlab_config_name name)
 
 static void spend_until(ktime_t until)
 {
-	s64 left = ktime_to_ns(ktime_sub(until, ktime_get()));
+	s64 left;
 
-	if (left <= 0)
-		return;
-	if (READ_ONCE(cost[NVLAB_T_SLEEP].value)) {
-		fsleep(DIV_ROUND_UP_ULL(left, NSEC_PER_USEC));
-		return;
-	}
-	while (ktime_before(ktime_get(), until)) {
-		cpu_relax();
-		cond_resched();
+	/*
+	 * A sleep is counted in ticks. One that begins while the ticks are late, as
+	 * they are on a busy host, ends before its time.
+	 */
+	while ((left = ktime_to_ns(ktime_sub(until, ktime_get()))) > 0) {
+		if (READ_ONCE(cost[NVLAB_T_SLEEP].value)) {
+			fsleep(DIV_ROUND_UP_ULL(left, NSEC_PER_USEC));
+		} else {
+			cpu_relax();
+			cond_resched();
+		}
 	}
 }
 
