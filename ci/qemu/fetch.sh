@@ -97,7 +97,8 @@ sbom4rust | kubernetes-validate)
 	python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target "$OUT" "$what==$version"
 	;;
 bindgen)
-	CARGO_TARGET_DIR=$NVPM_CACHE/target sh mk/registry.sh bindgen \
+	# It runs three times for each kernel, and nearly all of that is libclang: an optimised build does not pay.
+	CARGO_TARGET_DIR=$NVPM_CACHE/target CARGO_PROFILE_RELEASE_OPT_LEVEL=1 sh mk/registry.sh bindgen \
 		cargo install --locked --force --version "$version" --root "$OUT" bindgen-cli
 	;;
 esac
