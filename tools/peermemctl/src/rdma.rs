@@ -28,14 +28,26 @@ impl RdmaDevice {
 
     /// Returns whether one of the device's ports is active.
     pub fn is_active(&self) -> bool {
-        self.ports.iter().any(|port| port.state == "ACTIVE")
+        self.ports.iter().any(Port::is_active)
     }
 
     /// Returns whether programs may connect by one of its ports, as far as that can be told: it is active, and has
     /// a GID where it needs one.
     pub fn can_connect(&self) -> bool {
-        self.ports.iter().any(|port| port.state == "ACTIVE" && port.has_gid != Some(false))
+        self.ports.iter().any(Port::can_connect)
     }
+
+    /// Returns the port to move data by: one that programs may connect by, or else one that is active, or else the
+    /// first.
+    pub fn port(&self) -> Option<&Port> {
+        let usable = self.ports.iter().find(|port| port.can_connect());
+        usable.or_else(|| self.ports.iter().find(|port| port.is_active())).or(self.ports.first())
+    }
+}
+
+/// Returns the device to move data by: one that programs may connect by, or else one with an active port.
+pub fn to_use(devices: &[RdmaDevice]) -> Option<&RdmaDevice> {
+    devices.iter().find(|device| device.can_connect()).or_else(|| devices.iter().find(|device| device.is_active()))
 }
 
 /// One port.
@@ -51,6 +63,16 @@ pub struct Port {
     /// `InfiniBand` or `Ethernet`.
     pub link_layer: String,
     pub rate: String,
+}
+
+impl Port {
+    fn is_active(&self) -> bool {
+        self.state == "ACTIVE"
+    }
+
+    fn can_connect(&self) -> bool {
+        self.is_active() && self.has_gid != Some(false)
+    }
 }
 
 /// The beginning of the names of nodes of RDMA devices in /dev/infiniband.
@@ -160,4 +182,41 @@ pub fn has_gid(root: &Root, port: &str) -> Option<bool> {
 fn is_set(gid: &str) -> bool {
     let own = gid.strip_prefix("fe80").unwrap_or(gid);
     own.bytes().any(|byte| !matches!(byte, b'0' | b':'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(ports: &[(&str, Option<bool>)]) -> RdmaDevice {
+        let ports = ports.iter().zip(1..).map(|((state, has_gid), number)| Port {
+            number: number.to_string(),
+            state: (*state).to_owned(),
+            link: String::new(),
+            has_gid: *has_gid,
+            link_layer: "Ethernet".to_owned(),
+            rate: String::new(),
+        });
+        RdmaDevice {
+            name: String::new(),
+            pci: None,
+            software: false,
+            netdev: None,
+            module: None,
+            ports: ports.collect(),
+        }
+    }
+
+    #[test]
+    fn data_is_moved_by_a_port_that_has_an_address() {
+        let chosen = |ports: &[(&str, Option<bool>)]| device(ports).port().map(|port| port.number.clone());
+        assert_eq!(chosen(&[("ACTIVE", Some(false)), ("ACTIVE", Some(true))]).as_deref(), Some("2"));
+        assert_eq!(chosen(&[("DOWN", Some(true)), ("ACTIVE", Some(false))]).as_deref(), Some("2"));
+        assert_eq!(chosen(&[("DOWN", None), ("DOWN", None)]).as_deref(), Some("1"));
+        assert_eq!(chosen(&[]), None);
+        let devices = [device(&[("ACTIVE", Some(false))]), device(&[("ACTIVE", None)])];
+        assert!(std::ptr::eq(to_use(&devices).unwrap(), &devices[1]));
+        assert!(std::ptr::eq(to_use(&devices[..1]).unwrap(), &devices[0]));
+        assert!(to_use(&[device(&[("DOWN", Some(true))])]).is_none());
+    }
 }

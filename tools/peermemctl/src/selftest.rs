@@ -6,6 +6,7 @@ use crate::answer::{Bandwidth, Selftest, SelftestWay};
 use crate::check::Level;
 use crate::cuda::{Cuda, Gpu};
 use crate::machine::Machine;
+use crate::rdma;
 use crate::select;
 use crate::trial::{self, Before, How};
 use crate::verbs::{Domain, Loopback, PortAddress, Verbs};
@@ -37,14 +38,9 @@ pub fn run(machine: &Machine, wanted: &Wanted) -> Result<Selftest> {
     let chosen = select::gpu(machine, wanted.gpu.unwrap_or("0"))?;
     let rdma = match wanted.nic {
         Some(name) => select::nic(machine, name)?,
-        None => machine
-            .rdma
-            .iter()
-            .find(|rdma| rdma.is_active())
-            .context("no RDMA device has an active port; peermemctl doctor says more")?,
+        None => rdma::to_use(&machine.rdma).context("no RDMA device has an active port; peermemctl doctor says more")?,
     };
-    let port = rdma.ports.iter().find(|port| port.state == "ACTIVE").or(rdma.ports.first());
-    let port = port.with_context(|| format!("{} has no port", rdma.name))?;
+    let port = rdma.port().with_context(|| format!("{} has no port", rdma.name))?;
     let address = PortAddress::read(machine.root, &rdma.name, &port.number)?;
 
     let cuda = Cuda::open()?;

@@ -395,7 +395,7 @@ fn nic_alone(machine: &Machine, nic: &crate::rdma::RdmaDevice) -> Result<Held> {
     let verbs = Verbs::open()?;
     let device = verbs.device(&nic.name)?;
     let domain = device.domain()?;
-    let port = PortAddress::read(machine.root, &nic.name, &port(nic).context("no port")?)?;
+    let port = PortAddress::read(machine.root, &nic.name, &nic.port().context("no port")?.number)?;
     let mut bytes: Vec<u8> = (0..2 * SIZE).map(|n| (n % 251) as u8).collect();
     let at = bytes.as_mut_ptr() as u64;
     let region = domain.register(at, 2 * SIZE).context("register host memory")?;
@@ -417,7 +417,7 @@ pub fn process(root: &Root, kind: &str, wanted: &Wanted) -> Result<u8> {
     let (gpu, nic) = (wanted.gpu.context("--gpu")?.to_owned(), wanted.nic.context("--nic")?.to_owned());
     let devices = crate::rdma::devices(root);
     let device = devices.iter().find(|device| device.name == nic).with_context(|| format!("no NIC {nic}"))?;
-    let port = port(device).context("no port")?;
+    let port = device.port().context("no port")?.number.clone();
     Ok(process::run(root, kind, &Place { gpu, nic, port }, wanted.seed.context("--seed")?))
 }
 
@@ -432,12 +432,6 @@ fn chosen(only: &[String]) -> Result<Vec<&'static Check>> {
     Ok(CHECKS.iter().filter(is_wanted).collect())
 }
 
-/// Returns an active port of a NIC, or its first port if none is active.
-fn port(device: &crate::rdma::RdmaDevice) -> Option<String> {
-    let active = device.ports.iter().find(|port| port.state == "ACTIVE");
-    active.or(device.ports.first()).map(|port| port.number.clone())
-}
-
 /// Returns the GPU's address, and that GPU with a NIC if there are both. Returns an error if what
 /// was asked for is not there.
 fn places(machine: &Machine, wanted: &Wanted) -> Result<(Option<String>, Option<Place>)> {
@@ -447,10 +441,10 @@ fn places(machine: &Machine, wanted: &Wanted) -> Result<(Option<String>, Option<
     };
     let nic = match wanted.nic {
         Some(text) => Some(select::nic(machine, text)?),
-        None => machine.rdma.iter().find(|rdma| rdma.is_active()),
+        None => crate::rdma::to_use(&machine.rdma),
     };
     let both = |(gpu, nic): (&crate::pci::Device, &crate::rdma::RdmaDevice)| {
-        Some(Place { gpu: gpu.address.clone(), nic: nic.name.clone(), port: port(nic)? })
+        Some(Place { gpu: gpu.address.clone(), nic: nic.name.clone(), port: nic.port()?.number.clone() })
     };
     Ok((gpu.map(|gpu| gpu.address.clone()), gpu.zip(nic).and_then(both)))
 }

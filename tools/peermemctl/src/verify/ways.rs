@@ -142,6 +142,10 @@ pub fn run(
                     _ if !nic.is_active() => {
                         VerifyWay::skipped(way, format!("{NOT_TRIED}: no port of {} is active", nic.name))
                     }
+                    _ if !nic.can_connect() => VerifyWay::skipped(
+                        way,
+                        format!("{NOT_TRIED}: no active port of {} has a GID: give its network interface an address", nic.name),
+                    ),
                     (_, Ok(opened), _) if way != Way::PeerMemory && !opened.has_dma_buf() => {
                         VerifyWay::skipped(way, format!("{NOT_TRIED}: the GPU driver does not offer dma-bufs"))
                     }
@@ -258,8 +262,8 @@ impl Target<'_> {
 
     fn attempt(&self, found: &mut VerifyWay, learned: &mut Learned, at: &mut u64) -> Result<()> {
         let how = How::of(self.way, self.machine.has_c2c(self.gpu));
-        let port = super::port(self.nic).with_context(|| format!("{} has no port", self.nic.name))?;
-        let port = PortAddress::read(self.machine.root, &self.nic.name, &port)?;
+        let port = self.nic.port().with_context(|| format!("{} has no port", self.nic.name))?;
+        let port = PortAddress::read(self.machine.root, &self.nic.name, &port.number)?;
         let device = self.verbs.device(&self.nic.name)?;
         let domain = device.domain()?;
         let mut rng = Rng::with_seed(self.plan.seed);
