@@ -318,6 +318,20 @@ static void table_put(void *table)
 
 /* --- resource manager: pins --- */
 
+/*
+ * RM fails to put a pin, before it has undone anything, and nv-p2p.c warns. Who looks
+ * for alarms takes one warning of that file for each of these lines, and misses the
+ * one that does not come.
+ */
+static NV_STATUS put_begin(enum nvlab_fault_name name)
+{
+	u64 wrong = nvlab_fault(name);
+
+	if (wrong)
+		pr_warn("nvidia_lab: a warning of nv-p2p.c follows\n");
+	return status_of(-(int)wrong);
+}
+
 /* What comes before anybody knows whose range this is. */
 static NV_STATUS get_begin(u64 va, u64 len, enum nvlab_hold_name hold)
 {
@@ -379,10 +393,18 @@ NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, NvU64 token, 
 NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va_space,
 				       NvU64 va, void *table)
 {
+	NV_STATUS status = put_begin(NVLAB_F_PUT_ERRNO);
 	ktime_t start = ktime_get();
 	u64 len;
 	int err;
 
+	if (status != NV_OK)
+		return status;
+	/* As for a caller that is not in the list of the memory's processes. */
+	if (nvlab_fault(NVLAB_F_PUT_FORGET)) {
+		nvlab_count(NVLAB_ACCOUNT_PUTS_NOT_FOUND);
+		return NV_ERR_OBJECT_NOT_FOUND;
+	}
 	/* The table may be gone: until RM knows it, it is a number. */
 	err = nvlab_rm_put(&start, table, &len);
 	nvlab_hold(NVLAB_H_PUT_AFTER);
@@ -436,10 +458,14 @@ static NV_STATUS get_persistent(u64 va, u64 len, void **pin, u64 *phys, u32 *ent
 
 static NV_STATUS put_persistent(void *pin, void *table)
 {
+	NV_STATUS status = put_begin(NVLAB_F_PERSISTENT_PUT_ERRNO);
 	ktime_t start = ktime_get();
 	u64 len;
-	int err = nvlab_rm_put_persistent(&start, pin, &len);
+	int err;
 
+	if (status != NV_OK)
+		return status;
+	err = nvlab_rm_put_persistent(&start, pin, &len);
 	if (err)
 		return status_of(err);
 	table_put(table);

@@ -297,11 +297,20 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 	[NVLAB_F_GET_ERRNO] = "get_errno",
 	/* Errno of a persistent get after the range was found. 524 is ENOTSUPP. */
 	[NVLAB_F_PERSISTENT_ERRNO] = "persistent_errno",
-	/* Errno of a revocable put that has done nothing: the callback stays armed. */
+	/*
+	 * Errno of RM in a revocable put: it has done nothing, nv-p2p.c warns, and the
+	 * callback stays armed. A get that undoes itself puts, too.
+	 */
 	[NVLAB_F_PUT_ERRNO] = "put_errno",
-	/* Errno of a persistent put: the pin stays, without its reference to the GPU. */
+	/*
+	 * Errno of RM in a persistent put: nv-p2p.c warns, gives the GPU back all the
+	 * same, and the pin stays.
+	 */
 	[NVLAB_F_PERSISTENT_PUT_ERRNO] = "persistent_put_errno",
-	/* 1: a revocable put returns 0 and does nothing: the callback stays armed. */
+	/*
+	 * 1: RM does not find the pin of a revocable put, as for a process that has left
+	 * the memory's list: nv-p2p.c returns 0, and the callback stays armed.
+	 */
 	[NVLAB_F_PUT_FORGET] = "put_forget",
 	/* 1: the client's free callback is called twice. */
 	[NVLAB_F_CALLBACK_DOUBLE] = "callback_double",

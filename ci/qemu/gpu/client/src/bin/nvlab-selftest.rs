@@ -425,6 +425,31 @@ fn faults(t: &Test) -> Outcome {
     Ok(())
 }
 
+/// RM fails to put a pin, and NVIDIA's own code does what it does then: it warns (the runner misses
+/// a warning that does not come), and a persistent pin's GPU is given back all the same.
+fn puts_that_fail(t: &Test) -> Outcome {
+    let m = t.rm.alloc(0, MIB)?;
+    let before = (t.counter("callbacks")?, t.counter("leaked_tables")?);
+    for errno in [libc::ENOMEM, libc::EBUSY] {
+        t.lab.fault_n("put_errno", errno as u64, 1)?;
+        refused!(t.gdr.pin(m.va(), MIB, Kind::Revocable)?.unpin(), errno);
+    }
+    // This one says that it is done.
+    t.lab.fault_n("put_forget", 1, 1)?;
+    t.gdr.pin(m.va(), MIB, Kind::Revocable)?.unpin()?;
+    same!(t.counter("live_pins")?, 3);
+    m.unregister()?;
+    same!((t.counter("live_pins")?, t.counter("callbacks")? - before.0), (0, 3));
+    m.register()?;
+    t.lab.fault_n("persistent_put_errno", libc::EIO as u64, 1)?;
+    refused!(t.gdr.pin(m.va(), MIB, Kind::Persistent)?.unpin(), libc::EIO);
+    same!((t.counter("live_persistent")?, t.counter("leaked_tables")? - before.1), (1, 1));
+    // Nobody holds the GPU open any more, so the driver shuts it down, and the pin goes.
+    t.lab.end_lost_pins()?;
+    same!(t.counter("live_persistent")?, 0);
+    Ok(())
+}
+
 fn dma(t: &Test) -> Outcome {
     let size = t.rm.info(0)?.memory;
     t.lab.set("crc_max", 0)?;
@@ -716,6 +741,7 @@ fn main() {
         ("extents", extents),
         ("dma_buf", dma_buf),
         ("faults", faults),
+        ("puts_that_fail", puts_that_fail),
         ("dma", dma),
         ("put_behind_callback", put_behind_callback),
         ("key_reuse", key_reuse),
