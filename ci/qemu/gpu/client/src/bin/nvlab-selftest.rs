@@ -248,6 +248,45 @@ fn ownership(t: &Test) -> Outcome {
     Ok(())
 }
 
+/// Two clients of the process have memory at the same address: RM does not choose one.
+fn two_owners(t: &Test) -> Outcome {
+    let m = t.rm.alloc(0, 2 * MIB)?;
+    let other = Client::open()?;
+    let n = other.request(0, 4 * MIB).unmapped().alloc()?;
+    n.register_at(m.va())?;
+    for kind in [Kind::Revocable, Kind::Persistent] {
+        refused!(t.gdr.pin(m.va(), GPU_PAGE, kind), libc::EIO);
+        // A range that only one of them has all of is that one's.
+        t.gdr.pin(m.va() + MIB, 2 * MIB, kind)?.unpin()?;
+    }
+    n.unregister()?;
+    t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)?.unpin()?;
+    Ok(())
+}
+
+/// A free goes through the pins as through a tree by the tables' addresses, beginning with its root:
+/// of three pins the one in the middle.
+fn callbacks_in_order(t: &Test) -> Outcome {
+    let m = t.rm.alloc(0, MIB)?;
+    let pins =
+        (0..3).map(|_| t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)).collect::<Result<Vec<_>, _>>()?;
+    let mut tables: Vec<u64> = pins.iter().map(|p| p.table).collect();
+    tables.sort_unstable();
+    let hold = t.lab.arm("callback_after")?;
+    std::thread::scope(|s| -> Outcome {
+        let freer = s.spawn(|| m.free());
+        hold.wait(SOON)?;
+        let called = pins
+            .iter()
+            .filter_map(|p| p.callbacks().map(|n| (n == 1).then_some(p.table)).transpose())
+            .collect::<Result<Vec<_>, _>>()?;
+        same!(called, [tables[1]]);
+        hold.release()?;
+        freer.join().map_err(|_| "freer")??;
+        Ok(())
+    })
+}
+
 /// A put by a process that is not the owner succeeds and does nothing.
 fn foreign_put(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
@@ -735,6 +774,8 @@ fn main() {
         ("revocable", revocable),
         ("persistent", persistent),
         ("ownership", ownership),
+        ("two_owners", two_owners),
+        ("callbacks_in_order", callbacks_in_order),
         ("foreign_put", foreign_put),
         ("shared_pid", shared_pid),
         ("bar1", bar1),
