@@ -7,16 +7,23 @@
  * handles that come 128 at a time, duplicates of the memory objects, what is mapped by
  * the first attachment and shared by the next, how the list is made, and which locks
  * are held meanwhile. Sources of the functions here:
- * - rm_dma_buf_*: src/nvidia/arch/nvalloc/unix/src/osapi.c. A handle need not be
- *   mapped anywhere, nor fit for peer-to-peer pins. BAR1 is mapped for each handle anew,
- *   one range for each run, against the reserve of all pins.
+ * - rm_dma_buf_*: src/nvidia/arch/nvalloc/unix/src/osapi.c of 555.58.02. A handle need
+ *   not be mapped anywhere, nor fit for peer-to-peer pins. rm_dma_buf_map_mem_handle: one
+ *   range of BAR1 for each handle, mapped anew however the memory lies, and without the
+ *   reserve of pins (kern_bus.c, kbusMapFbApertureByHandle). Of coherent memory a range
+ *   for each of its pages, of which two in a row never touch here (rm.c).
+ *   rm_dma_buf_get_client_and_device: coherent memory has static addresses, so
+ *   nv-dmabuf.c fetches them at the export, without any lock, and keeps them until the
+ *   buffer goes.
  * - the locks: those of rm.c, which has one for all GPUs.
  *
- * Chosen on the strict side, because it was not read: addresses are fetched when an
- * importer maps, never at the export. Mapping takes the time of a pin.
+ * Chosen, because it was not read: mapping takes the time of a pin; with bar1_static
+ * there is a range for each run of the memory.
  *
  * Left out: MIG; NVIDIA's handles of clients and devices, for which the client of the
- * lab's device node stands; a lock for each GPU, as rm.c has one for all.
+ * lab's device node stands; a lock for each GPU, as rm.c has one for all; that a NIC
+ * should not reach coherent memory before it is mapped or after: nobody could stop it,
+ * and no access counts as a violation while the buffer is there.
  */
 #include <linux/dma-buf.h>
 #include <linux/fdtable.h>
@@ -120,24 +127,35 @@ NV_STATUS NV_API_CALL rm_dma_buf_get_client_and_device(nvidia_stack_t *sp, nv_st
 						       NvHandle *subdevice, void **mig,
 						       NvBool *static_addrs)
 {
+	NV_STATUS status = rm_acquire_api_lock(sp);
+
+	if (status != NV_OK)
+		return status;
+	nvlab_gpu_lock();
 	*client = 0;
 	*device = 0;
 	*subdevice = 0;
 	*mig = NULL;
-	*static_addrs = NV_FALSE;
+	*static_addrs = nv->coherent;
 	nvlab_add(NVLAB_ACCOUNT_LIVE_DMA_BUFS, 1);
-	return NV_OK;
+	nvlab_gpu_unlock();
+	return rm_release_api_lock(sp);
 }
 
 void NV_API_CALL rm_dma_buf_put_client_and_device(nvidia_stack_t *sp, nv_state_t *nv,
 						  NvHandle client, NvHandle device,
 						  NvHandle subdevice, void *mig)
 {
+	if (WARN_ON(rm_acquire_api_lock(sp) != NV_OK))
+		return;
+	nvlab_gpu_lock();
 	nvlab_add(NVLAB_ACCOUNT_LIVE_DMA_BUFS, -1);
+	nvlab_gpu_unlock();
+	rm_release_api_lock(sp);
 }
 
 static int duplicate_new(struct nvlab_gpu *gpu, NvHandle exporter, const struct nvlab_part *part,
-			 NvHandle *handle)
+			 bool coherent, NvHandle *handle)
 {
 	struct nvlab_client *client = xa_load(&exporters, exporter);
 	struct duplicate *new = kzalloc_obj(*new);
@@ -151,8 +169,11 @@ static int duplicate_new(struct nvlab_gpu *gpu, NvHandle exporter, const struct 
 		return err;
 	}
 	new->piece.phys = kvmalloc_array(nvlab_piece_pages(&new->piece), sizeof(u64), GFP_KERNEL);
-	err = new->piece.phys ? xa_alloc(&duplicates, handle, new, xa_limit_31b, GFP_KERNEL) :
-				-ENOMEM;
+	if (new->piece.mem->coherent != coherent)
+		err = -EINVAL;	/* no real GPU has both */
+	else
+		err = new->piece.phys ? xa_alloc(&duplicates, handle, new, xa_limit_31b, GFP_KERNEL) :
+					-ENOMEM;
 	if (err) {
 		nvlab_rm_undo_duplicate(&new->piece);
 		new->undone = undone;
@@ -174,7 +195,7 @@ NV_STATUS NV_API_CALL rm_dma_buf_dup_mem_handle(nvidia_stack_t *sp, nv_state_t *
 	if (!gpu)
 		return NV_ERR_GPU_UUID_NOT_FOUND;
 	*info = NULL;
-	err = duplicate_new(gpu, exporter, &part, handle);
+	err = duplicate_new(gpu, exporter, &part, nv->coherent, handle);
 	nvlab_gpu_put(gpu);
 	return status_of(err);
 }
@@ -189,7 +210,7 @@ void NV_API_CALL rm_dma_buf_undup_mem_handle(nvidia_stack_t *sp, nv_state_t *nv,
 	undone = duplicate;
 }
 
-/* The runs of a mapped piece; into @range where there is one. Returns how many. */
+/* The runs of a mapped piece, one in BAR1; into @range where there is one. Returns how many. */
 static u32 runs_of(const struct nvlab_piece *piece, nv_phys_addr_range_t *range)
 {
 	u64 into = piece->offset & (NVLAB_GPU_PAGE - 1), left = piece->len, len, end = 0;
@@ -216,16 +237,20 @@ NV_STATUS NV_API_CALL rm_dma_buf_map_mem_handle(nvidia_stack_t *sp, nv_state_t *
 {
 	struct duplicate *duplicate = xa_load(&duplicates, handle);
 	int err = nvlab_rm_map_piece(&duplicate->piece);
+	NV_STATUS status;
 
 	if (err)
 		return status_of(err);
 	*count = runs_of(&duplicate->piece, NULL);
-	*ranges = kvmalloc_array(*count, sizeof(**ranges), GFP_KERNEL);
-	if (!*ranges) {
+	status = os_alloc_mem((void **)ranges, *count * sizeof(**ranges));
+	if (status != NV_OK) {
 		nvlab_rm_unmap_piece(&duplicate->piece);
-		return NV_ERR_NO_MEMORY;
+		return status;
 	}
 	runs_of(&duplicate->piece, *ranges);
+	/* Addresses of coherent memory are no mapping. */
+	if (nv->coherent)
+		return NV_OK;
 	nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, 1);
 	nvlab_count(NVLAB_ACCOUNT_DMA_BUF_MAPS);
 	return NV_OK;
@@ -238,9 +263,10 @@ void NV_API_CALL rm_dma_buf_unmap_mem_handle(nvidia_stack_t *sp, nv_state_t *nv,
 	struct duplicate *duplicate = xa_load(&duplicates, handle);
 
 	nvlab_rm_unmap_piece(&duplicate->piece);
-	kvfree(*ranges);
+	os_free_mem(*ranges);
 	*ranges = NULL;
-	nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, -1);
+	if (!nv->coherent)
+		nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, -1);
 }
 
 /* --- the ioctl --- */

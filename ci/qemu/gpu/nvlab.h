@@ -44,6 +44,7 @@ struct nvlab_gpu {
 	struct mutex mem_lock;
 	struct bar1 bar1;	/* written under the RM API lock */
 	struct bar1_user driver;	/* RM's own subdevice object, for persistent pins */
+	struct bar1_user buffers;	/* dma-bufs, of which RM counts nothing */
 	atomic_t users;		/* persistent pins */
 	atomic_t handles;	/* pieces of memory, and who looks at it now */
 };
@@ -354,7 +355,7 @@ static inline u32 nvlab_piece_pages(const struct nvlab_piece *piece)
 int nvlab_rm_duplicate(struct nvlab_client *client, struct nvlab_gpu *gpu,
 		       const struct nvlab_part *part, struct nvlab_piece *piece);
 void nvlab_rm_undo_duplicate(struct nvlab_piece *piece);
-/* Both under the RM API lock and the GPU lock. */
+/* Both under the RM API lock and the GPU lock, or for coherent memory under none. */
 int nvlab_rm_map_piece(struct nvlab_piece *piece);
 void nvlab_rm_unmap_piece(struct nvlab_piece *piece);
 

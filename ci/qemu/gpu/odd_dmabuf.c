@@ -26,9 +26,8 @@
  *   its pages and dma_map_sg.
  * - The closed driver has none of this.
  *
- * Chosen on the strict side, because it was not read: BAR1 is mapped for each
- * piece anew, also where pins or other exports have it mapped already, and
- * against the same 36 MiB of reserve. Mapping takes the time of a pin.
+ * Chosen, because it was not read: each piece is mapped in one range of BAR1, without
+ * the reserve of pins, as 555 does it (front_dmabuf.c). Mapping takes the time of a pin.
  *
  * Left out: adding handles to a buffer call by call (the real ioctl takes 128
  * at once), the mapping type FORCE_PCIE, mmap of a buffer that allows it, MIG,

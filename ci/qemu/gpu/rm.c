@@ -24,8 +24,10 @@
  * the allocation's duplicate, which all persistent pins share. What is mapped
  * is counted for each client, and for the driver itself, and the space check of
  * a new extent knows its own count only. A duplicate that fails is no lack of
- * memory to the caller, but -EIO. The exports of dma-buf are in front_dmabuf.c,
- * and in odd_dmabuf.c.
+ * memory to the caller, but -EIO. A dma-buf has each of its handles mapped in one
+ * piece, in what BAR1 has free, whatever anybody else has mapped
+ * (kern_bus.c, kbusMapFbApertureByHandle). The exports of dma-buf are in
+ * front_dmabuf.c, and in odd_dmabuf.c.
  *
  * Left out: where NVIDIA's tree (btree.c) has another shape than the kernel's;
  * memory at two addresses at once; MIG, vGPU and confidential computing beyond their error codes; VA
@@ -403,6 +405,7 @@ free:
 struct mapper {
 	struct bar1_user *user;
 	struct bar1_object *object;
+	bool whole;	/* in one piece, and without a reserve */
 };
 
 static struct mapper revocable(struct nvlab_client *client, struct vidmem *v)
@@ -418,7 +421,7 @@ static struct mapper persistent(struct nvlab_mem *mem)
 
 static struct mapper exported(struct nvlab_piece *piece)
 {
-	return (struct mapper){ &piece->mem->gpu->driver, &piece->extents };
+	return (struct mapper){ &piece->mem->gpu->buffers, &piece->extents, true };
 }
 
 static u32 random_number(void *state)
@@ -432,7 +435,8 @@ static int bar1_map(struct nvlab_mem *mem, struct mapper by, u32 first,
 	struct nvlab_gpu *gpu = mem->gpu;
 	struct bar1_limit limit = {
 		.size = nvlab_bar1_size(gpu) >> NVLAB_PAGE_SHIFT,
-		.reserve = DIV_ROUND_UP(nvlab_config(NVLAB_C_BAR1_RESERVE),
+		.reserve = by.whole ? 0 :
+			   DIV_ROUND_UP(nvlab_config(NVLAB_C_BAR1_RESERVE),
 					NVLAB_GPU_PAGE),
 	};
 	enum bar1_layout layout = mem->layout - NVLAB_LAYOUT_CONTIGUOUS;
@@ -453,7 +457,7 @@ static int bar1_map(struct nvlab_mem *mem, struct mapper by, u32 first,
 				  ((u64)mem->page[first + i] << NVLAB_PAGE_SHIFT);
 		return 0;
 	}
-	if (nvlab_config(NVLAB_C_BAR1_CONTIGUOUS))
+	if (by.whole || nvlab_config(NVLAB_C_BAR1_CONTIGUOUS))
 		layout = BAR1_CONTIGUOUS;
 	layout_state(&state);
 	at = kvmalloc_array(count, sizeof(*at), GFP_KERNEL);
@@ -1185,7 +1189,8 @@ int nvlab_rm_map_piece(struct nvlab_piece *piece)
 	int err = bar1_map(piece->mem, exported(piece), nvlab_piece_first(piece),
 			   nvlab_piece_pages(piece), piece->phys);
 
-	if (!err)
+	/* Of coherent memory only the addresses are looked up. */
+	if (!err && !piece->mem->host)
 		nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, piece->len,
 			    NVLAB_ALL);
 	return err;
@@ -1197,8 +1202,9 @@ void nvlab_rm_unmap_piece(struct nvlab_piece *piece)
 
 	bar1_unmap(piece->mem, exported(piece), nvlab_piece_first(piece),
 		   nvlab_piece_pages(piece));
-	nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, piece->len,
-		    NVLAB_ALL);
+	if (!piece->mem->host)
+		nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, piece->len,
+			    NVLAB_ALL);
 }
 
 void nvlab_r_pins(struct seq_file *s)

@@ -430,6 +430,32 @@ fn dma_buf(t: &Test) -> Outcome {
     Ok(())
 }
 
+/// The driver has the addresses of coherent memory from the export on until the buffer goes, and
+/// maps nothing. (Behind an IOMMU that translates, no access arrives.)
+fn dma_buf_of_coherent_memory(t: &Test) -> Outcome {
+    let m = t.rm.request(0, MIB).coherent(true).alloc()?;
+    let first = t.gdr.pin(m.va(), MIB, Kind::Revocable)?.first;
+    t.lab.reset_accounting()?;
+    let accesses = |wanted: i64| -> Outcome {
+        let _ = t.gdr.dma_read(t.peer, first, &mut [0; 8]);
+        same!(t.counter("violations")?, wanted);
+        Ok(())
+    };
+    let _ = t.gdr.dma_read(t.peer, first, &mut [0; 8]);
+    let arrived = t.counter("violations")?;
+    let part = |handle| Piece { handle, offset: 0, len: MIB };
+    let fd = t.rm.export(0, &[part(m.handle())])?;
+    same!((t.counter("live_mappings")?, t.counter("bar1_used")?), (0, 0));
+    accesses(arrived)?;
+    drop(fd);
+    accesses(2 * arrived)?;
+    t.lab.reset_accounting()?;
+    // No GPU has memory of both kinds.
+    let other = t.rm.alloc(0, MIB)?;
+    refused!(t.rm.export(0, &[part(m.handle()), part(other.handle())]), libc::EINVAL);
+    Ok(())
+}
+
 fn faults(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = |kind| t.gdr.pin(m.va(), MIB, kind).map(drop);
@@ -781,6 +807,7 @@ fn main() {
         ("bar1", bar1),
         ("extents", extents),
         ("dma_buf", dma_buf),
+        ("dma_buf_of_coherent_memory", dma_buf_of_coherent_memory),
         ("faults", faults),
         ("puts_that_fail", puts_that_fail),
         ("dma", dma),
