@@ -14,9 +14,9 @@
  *   nothing for a GPU that is not on the list any more.
  * - rm_p2p_dma_map_pages: under the RM API lock, coherent memory by one
  *   nv_dma_map_alloc(), and what is in a BAR by one nv_dma_map_peer() per page. As
- *   550 does it, a page that fails undoes those before it, but does not stop the
- *   loop, and the last page's status is returned; dma_mode 595 stops there. The
- *   addresses are untranslated, by nv-dma.c's own switch
+ *   550 and 555 do it (src/nvidia/arch/nvalloc/unix/src/osapi.c), a page that fails
+ *   undoes those before it, but does not stop the loop, and the last page's status is
+ *   returned. The addresses are untranslated, by nv-dma.c's own switch
  *   (NVreg_DmaRemapPeerMmio=0): from kernel 6.12 on it cannot do otherwise. With
  *   dma_mode 550 it translates them, as on older kernels (see probes.mk).
  *
@@ -532,11 +532,11 @@ static NV_STATUS map_bar(struct nvlab_gpu *gpu, nv_dma_device_t *peer, u64 page_
 			 status_of(nvlab_map_peer(gpu, peer->dev, remap, page_size, &addr[i]));
 		if (status == NV_OK)
 			continue;
-		addr[i] = DMA_MAPPING_ERROR;
-		for (j = 0; j < i; j++)
+		/* An address that could not be translated; else it stays as it was. */
+		if (remap && i + 1 == partial)
+			addr[i] = DMA_MAPPING_ERROR;
+		for (j = i; j-- > 0;)
 			nv_dma_unmap_peer(peer, page_size / PAGE_SIZE, addr[j]);
-		if (!remap)
-			break;
 	}
 	return status;
 }

@@ -127,8 +127,7 @@ static struct setting config[NVLAB_C_COUNT] = {
 	[NVLAB_C_TABLE_VERSION] = ONLY_ODD("table_version", 0x20000, 0, U32_MAX, 0x10002),
 	/*
 	 * 595: dma_map_pages answers raw bus addresses, as every release does on kernels
-	 * from 6.12 on. 550: as on older kernels, one dma_map_resource per 64 KiB; pages
-	 * that fail do not stop the loop, and the last page's status is returned.
+	 * from 6.12 on. 550: as on older kernels, one dma_map_resource per 64 KiB.
 	 */
 	[NVLAB_C_DMA_MODE] = ONLY_FRONT("dma_mode", 595, 550, 595, 595),
 	/* NVLAB_LAYOUT_*: 1 contiguous, 2 broken at 2 MiB, 3 broken at 64 KiB, 4 shuffled. */
@@ -321,7 +320,10 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 	[NVLAB_F_CALLBACK_NONE] = "callback_none",
 	/* Errno of dma_map_pages, after the RM API lock. */
 	[NVLAB_F_MAP_ERRNO] = "map_errno",
-	/* n+1: page n of dma_map_pages cannot be mapped; dma_mode decides what follows. */
+	/*
+	 * n+1: page n of dma_map_pages cannot be mapped. Of memory in a BAR NVIDIA's front
+	 * goes on and answers what the last page has; the odd flavour stops there.
+	 */
 	[NVLAB_F_MAP_PARTIAL] = "map_partial",
 	/* 1: dma_map_pages is -ENOTSUPP: the chipset is refused (>= 580). */
 	[NVLAB_F_MAP_TOPOLOGY] = "map_topology",
