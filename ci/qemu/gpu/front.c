@@ -16,7 +16,9 @@
  *   nv_dma_map_alloc(), and what is in a BAR by one nv_dma_map_peer() per page. As
  *   550 and 555 do it (src/nvidia/arch/nvalloc/unix/src/osapi.c), a page that fails
  *   undoes those before it, but does not stop the loop, and the last page's status is
- *   returned. The addresses are untranslated, by nv-dma.c's own switch
+ *   returned. The GPU is looked up under the lock among those that RM has, which has
+ *   one that is being unbound until nobody uses it; INVALID_ARGUMENT where there is
+ *   none. The addresses are untranslated, by nv-dma.c's own switch
  *   (NVreg_DmaRemapPeerMmio=0): from kernel 6.12 on it cannot do otherwise. With
  *   dma_mode 550 it translates them, as on older kernels (see probes.mk).
  *
@@ -24,10 +26,9 @@
  * lock in get and put; addresses or lengths that are no multiple of 64 KiB, which
  * 550 rounds and this refuses as later drivers do; coherent memory that is a BAR's
  * (odd.c has it); rsync and IBM's NPU; the 16 bytes of the GPU's number that cannot
- * be allocated once a range is pinned, where RM keeps the pin and forgets it; that
- * RM looks the GPU up under its lock. A call takes the time that lab.c's costs
- * say, and the building of the table on top. table_bytes counts what kmalloc gave,
- * without page records.
+ * be allocated once a range is pinned, where RM keeps the pin and forgets it. A call
+ * takes the time that lab.c's costs say, and the building of the table on top.
+ * table_bytes counts what kmalloc gave, without page records.
  */
 #include <linux/xarray.h>
 
@@ -576,33 +577,36 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp, nv_dma_device_t *
 					   NvU8 *uuid, NvU64 page_size,
 					   NvU32 count, NvU64 *addr, void **priv)
 {
-	struct nvlab_gpu *gpu = gpu_by_uuid(uuid);
-	NV_STATUS status = NV_ERR_GPU_UUID_NOT_FOUND;
+	struct nvlab_gpu *gpu;
+	NV_STATUS status;
 	u64 wrong;
 
-	if (!gpu)
-		return status;
+	*priv = NULL;
 	nvlab_hold(NVLAB_H_MAP_BEFORE);
 	status = status_of(nvlab_api_lock("dma_map_pages"));
 	if (status != NV_OK)
-		goto put;
+		return status;
+	gpu = nvlab_rm_gpu_get(uuid);
+	if (!gpu) {
+		status = NV_ERR_INVALID_ARGUMENT;
+		goto unlock;
+	}
 	wrong = nvlab_fault(NVLAB_F_MAP_TOPOLOGY) ? ENOTSUPP : nvlab_fault(NVLAB_F_MAP_ERRNO);
 	status = status_of(-(int)wrong);
 	if (status != NV_OK)
-		goto unlock;
-	*priv = NULL;
+		goto put;
 	if (addr[0] >= gpu->start && addr[0] < gpu->start + gpu->size)
 		status = map_bar(gpu, peer, page_size, count, addr);
 	else
 		status = map_coherent(peer, page_size, count, addr, priv);
 	if (status == NV_OK)
 		nvlab_add(NVLAB_ACCOUNT_MAPPED_PAGES, count);
+put:
+	nvlab_gpu_put(gpu);
 unlock:
 	nvlab_api_unlock();
 	if (status == NV_OK)
 		nvlab_hold(NVLAB_H_MAP_AFTER);
-put:
-	nvlab_gpu_put(gpu);
 	return status;
 }
 

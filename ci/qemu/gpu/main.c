@@ -39,6 +39,8 @@
 
 /* Without those whose unbind has begun. */
 static struct nvlab_gpu *gpus[NVLAB_MAX_GPUS];
+/* With them, until nobody uses them: what RM knows. */
+static LIST_HEAD(attached);
 static DEFINE_SPINLOCK(gpus_lock);
 
 unsigned int nvlab_gpu_count(void)
@@ -63,6 +65,22 @@ struct nvlab_gpu *nvlab_gpu_get(unsigned int index)
 		atomic_inc(&gpu->handles);
 	spin_unlock(&gpus_lock);
 	return gpu;
+}
+
+struct nvlab_gpu *nvlab_rm_gpu_get(const u8 *uuid)
+{
+	struct nvlab_gpu *gpu, *found = NULL;
+
+	spin_lock(&gpus_lock);
+	list_for_each_entry(gpu, &attached, node_attached) {
+		if (memcmp(gpu->uuid, uuid, NVLAB_UUID_LEN))
+			continue;
+		atomic_inc(&gpu->handles);
+		found = gpu;
+		break;
+	}
+	spin_unlock(&gpus_lock);
+	return found;
 }
 
 /* Under the lock: whoever waits in gpu_remove() frees the GPU. */
@@ -107,15 +125,18 @@ void nvlab_gpus_forgive(void)
 	spin_unlock(&gpus_lock);
 }
 
-static bool gpu_is_used(struct nvlab_gpu *gpu)
+/* Takes the GPU from RM, unless it is in use. */
+static bool gpu_detach(struct nvlab_gpu *gpu)
 {
 	bool used;
 
 	spin_lock(&gpus_lock);
 	used = atomic_read(&gpu->handles) ||
 	       (atomic_read(&gpu->users) && !forgiven);
+	if (!used)
+		list_del_init(&gpu->node_attached);
 	spin_unlock(&gpus_lock);
-	return used;
+	return !used;
 }
 
 /* The page of video memory behind a byte of the BAR. */
@@ -202,6 +223,7 @@ static int gpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	pci_set_drvdata(pdev, gpu);
 	spin_lock(&gpus_lock);
 	gpus[gpu->index] = gpu;
+	list_add_tail(&gpu->node_attached, &attached);
 	spin_unlock(&gpus_lock);
 	pr_info("GPU %u: %s, %llu MiB of video memory at %pa\n", gpu->index,
 		pci_name(pdev), gpu->size >> 20, &gpu->start);
@@ -230,10 +252,11 @@ static void gpu_remove(struct pci_dev *pdev)
 	gpus[gpu->index] = NULL;
 	forgiven = false;
 	spin_unlock(&gpus_lock);
-	if (gpu_is_used(gpu))
+	if (!gpu_detach(gpu)) {
 		pr_notice("GPU %u is removed while it is in use: waiting\n",
 			  gpu->index);
-	wait_var_event(gpus, !gpu_is_used(gpu));
+		wait_var_event(gpus, gpu_detach(gpu));
+	}
 	nvlab_ctl_remove_gpu(gpu);
 	lab_pcie_remove_bar(pdev, GPU_BAR);
 	nvlab_gpu_exit(gpu);

@@ -34,6 +34,7 @@
 /* One GPU: the memory BAR of one ivshmem device. */
 struct nvlab_gpu {
 	unsigned int index;
+	struct list_head node_attached;
 	struct pci_dev *pdev;
 	struct miscdevice *node;
 	u8 *kva;
@@ -255,6 +256,8 @@ unsigned int nvlab_gpu_count(void);
 /* Returns NULL, or the GPU, which stays until nvlab_gpu_put(). */
 struct nvlab_gpu *nvlab_gpu_get(unsigned int index);
 void nvlab_gpu_put(struct nvlab_gpu *gpu);
+/* The same by its number, also while an unbind waits for those who use it. */
+struct nvlab_gpu *nvlab_rm_gpu_get(const u8 *uuid);
 /* Takes a persistent pin's reference; -ENODEV when the GPU's unbind has begun. */
 int nvlab_gpu_pin(struct nvlab_gpu *gpu);
 void nvlab_gpu_unpin(struct nvlab_gpu *gpu);

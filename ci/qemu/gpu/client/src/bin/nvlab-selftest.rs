@@ -596,6 +596,34 @@ fn last_page_in_front(t: &Test) -> Outcome {
     Ok(t.lab.reset_config()?)
 }
 
+/// While an unbind waits for a pin, nobody can open the GPU, but RM still maps it.
+fn map_while_unbound(t: &Test) -> Outcome {
+    const DRIVER: &str = "/sys/bus/pci/drivers/nvidia";
+    let m = t.rm.alloc(0, MIB)?;
+    let pin = t.gdr.pin(m.va(), MIB, Kind::Persistent)?;
+    let (domain, bus, device, function) = t.rm.info(0)?.pci;
+    let pci = format!("{domain:04x}:{bus:02x}:{device:02x}.{function}");
+    std::thread::scope(|s| -> Outcome {
+        let unbind = s.spawn(|| std::fs::write(format!("{DRIVER}/unbind"), &pci));
+        let outcome = (|| -> Outcome {
+            let start = std::time::Instant::now();
+            while t.rm.info(0).is_ok() && start.elapsed() < SOON {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            refused!(t.rm.info(0), libc::ENODEV);
+            refused!(t.gdr.pin(m.va(), MIB, Kind::Persistent), libc::ENODEV);
+            pin.map(t.peer)?;
+            same!(t.counter("live_mappings")?, 1);
+            pin.unpin()?;
+            Ok(m.free()?)
+        })();
+        t.lab.end_unbind()?;
+        unbind.join().map_err(|_| "unbind")??;
+        std::fs::write(format!("{DRIVER}/bind"), &pci)?;
+        outcome
+    })
+}
+
 /// The provider refuses a call from a callback, because its thread has the RM API lock.
 fn reentry(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
@@ -832,6 +860,7 @@ fn main() {
         ("puts_that_fail", puts_that_fail),
         ("dma", dma),
         ("last_page_in_front", last_page_in_front),
+        ("map_while_unbound", map_while_unbound),
         ("put_behind_callback", put_behind_callback),
         ("key_reuse", key_reuse),
         ("reentry", reentry),
