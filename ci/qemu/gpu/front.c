@@ -8,8 +8,10 @@
  * page tables, page records, free callbacks, put paths, DMA mappings and their
  * locks are the real ones. Sources of the functions here:
  * - rm_p2p_*: what docs/facts.md says of the resource manager, as for rm.c.
- * - os_alloc_mem: kernel-open/nvidia/os-interface.c: kmalloc, and vmalloc for
- *   what kmalloc does not have. kvmalloc stands for both.
+ * - os_alloc_mem: kernel-open/nvidia/os-interface.c: up to 128 KiB kmalloc, which
+ *   tries hard and is silent; what that does not have, and all that is larger, vmalloc,
+ *   which says what it lacks and may have the OOM killer come. The macros are NVIDIA's.
+ *   Without the 8 bytes in front of each, in which NVIDIA keeps the length.
  * - nvidia_dev_get_uuid: kernel-open/nvidia/nv.c: opens the GPU, and its put does
  *   nothing for a GPU that is not on the list any more.
  * - rm_p2p_dma_map_pages: under the RM API lock, coherent memory by one
@@ -30,6 +32,7 @@
  * takes the time that lab.c's costs say, and the building of the table on top.
  * table_bytes counts what kmalloc gave, without page records.
  */
+#include <linux/sizes.h>
 #include <linux/xarray.h>
 
 #include "os-interface.h"
@@ -68,6 +71,8 @@ static LIST_HEAD(spares);
 static DEFINE_SPINLOCK(spares_lock);
 
 #define POISON		0xa7
+/* The largest that os_alloc_mem() asks kmalloc for. */
+#define KMALLOC_LIMIT	SZ_128K
 /* A table is larger, and the list entry of a mapping is smaller. */
 #define SPARE_MIN	64
 
@@ -114,7 +119,11 @@ NV_STATUS NV_API_CALL os_alloc_mem(void **address, NvU64 size)
 	/* All of a spare may be used, by KASAN's account, too. */
 	if (nvlab_config(NVLAB_C_KEY_REUSE))
 		size = kmalloc_size_roundup(size);
-	*address = spare_of(size) ?: kvmalloc(size, GFP_KERNEL | __GFP_NOWARN);
+	*address = spare_of(size);
+	if (!*address && size <= KMALLOC_LIMIT)
+		NV_KMALLOC_NO_OOM(*address, size);
+	if (!*address)
+		*address = nv_vmalloc(size);
 	if (!*address)
 		return NV_ERR_NO_MEMORY;
 	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, is_vmalloc_addr(*address) ? 0 : ksize(*address));

@@ -733,6 +733,29 @@ fn put_behind_callback(t: &Test) -> Outcome {
     Ok(())
 }
 
+/// The driver asks vmalloc for what is larger than 128 KiB, also where kmalloc has as much.
+/// (`table_bytes` counts what kmalloc gave.)
+fn large_arrays(t: &Test) -> Outcome {
+    let bytes = |len: u64| -> Result<i64, Box<dyn std::error::Error>> {
+        let hold = t.lab.arm("get_alloc")?;
+        std::thread::scope(|s| {
+            let pinner = s.spawn(|| t.gdr.pin(1 << 40, len, Kind::Revocable).map(drop).err().and_then(|e| e.errno()));
+            hold.wait(SOON)?;
+            let bytes = t.counter("table_bytes")?;
+            hold.release()?;
+            match pinner.join() {
+                Ok(Some(libc::EINVAL)) => Ok(bytes),
+                other => Err(format!("a pin of nobody's memory: {other:?}").into()),
+            }
+        })
+    };
+    // 8 bytes a page for addresses, and twice 4 for what only Fermi needs.
+    let small = bytes(GPU_PAGE)?;
+    same!(bytes(GPU_PAGE << 14)? - small > 250 << 10, true);
+    same!(bytes(GPU_PAGE << 16)? < small, true);
+    Ok(())
+}
+
 /// The address of the pinner's table is used again at once, so that a stale put would hit the new
 /// one.
 fn key_reuse(t: &Test) -> Outcome {
@@ -862,6 +885,7 @@ fn main() {
         ("last_page_in_front", last_page_in_front),
         ("map_while_unbound", map_while_unbound),
         ("put_behind_callback", put_behind_callback),
+        ("large_arrays", large_arrays),
         ("key_reuse", key_reuse),
         ("reentry", reentry),
         ("two_gpus", two_gpus),
