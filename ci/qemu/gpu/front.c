@@ -12,8 +12,10 @@
  *   tries hard and is silent; what that does not have, and all that is larger, vmalloc,
  *   which says what it lacks and may have the OOM killer come. The macros are NVIDIA's.
  *   Without the 8 bytes in front of each, in which NVIDIA keeps the length.
- * - nvidia_dev_get_uuid: kernel-open/nvidia/nv.c: opens the GPU, and its put does
- *   nothing for a GPU that is not on the list any more.
+ * - nvidia_dev_get_uuid: kernel-open/nvidia/nv.c, find_uuid_candidate: opens the GPU
+ *   under its ldata_lock, and its put does nothing for a GPU that is not on the list any
+ *   more. Who looks for a GPU waits for the ldata_lock of each before it, with the list
+ *   locked. So while one GPU starts or shuts down, nobody gets another, either.
  * - rm_p2p_dma_map_pages: under the RM API lock, coherent memory by one
  *   nv_dma_map_alloc(), and what is in a BAR by one nv_dma_map_peer() per page. As
  *   550 and 555 do it (src/nvidia/arch/nvalloc/unix/src/osapi.c), a page that fails
@@ -24,8 +26,7 @@
  *   (NVreg_DmaRemapPeerMmio=0): from kernel 6.12 on it cannot do otherwise. With
  *   dma_mode 550 it translates them, as on older kernels (see probes.mk).
  *
- * Left out: the real open of a GPU, which takes seconds and may fail; the GPU
- * lock in get and put; addresses or lengths that are no multiple of 64 KiB, which
+ * Left out: addresses or lengths that are no multiple of 64 KiB, which
  * 550 rounds and this refuses as later drivers do; coherent memory that is a BAR's
  * (odd.c has it); rsync and IBM's NPU; the 16 bytes of the GPU's number that cannot
  * be allocated once a range is pinned, where RM keeps the pin and forgets it. A call
@@ -204,32 +205,66 @@ int nv_get_ibmnpu_chip_id(nv_state_t *nv)
 
 /* --- GPUs --- */
 
-/* With a reference, for nvlab_gpu_put(). */
-static struct nvlab_gpu *gpu_by_uuid(const NvU8 *uuid)
+/* With a reference, under its ldata_lock. */
+static struct nvlab_gpu *gpu_locked(unsigned int index)
 {
-	struct nvlab_gpu *gpu;
-	unsigned int i;
-
-	for (i = 0; i < NVLAB_MAX_GPUS; i++) {
-		gpu = nvlab_gpu_get(i);
-		if (gpu && !memcmp(gpu->uuid, uuid, NVLAB_UUID_LEN))
-			return gpu;
-		if (gpu)
-			nvlab_gpu_put(gpu);
-	}
-	return NULL;
-}
-
-/* Opens a GPU, and gives back the caller's reference of it. */
-static int gpu_open(struct nvlab_gpu *gpu)
-{
-	int err = gpu ? nvlab_gpu_pin(gpu) : -ENODEV;
+	struct nvlab_gpu *gpu = nvlab_gpu_get(index);
 
 	if (gpu)
-		nvlab_gpu_put(gpu);
+		mutex_lock(&gpu->ldata_lock);
+	return gpu;
+}
+
+static void gpu_unlock(struct nvlab_gpu *gpu)
+{
+	mutex_unlock(&gpu->ldata_lock);
+	nvlab_gpu_put(gpu);
+}
+
+static struct nvlab_gpu *gpu_by_id(NvU32 id)
+{
+	struct nvlab_gpu *gpu;
+
+	down(&nv_linux_devices_lock);
+	gpu = gpu_locked(id);
+	up(&nv_linux_devices_lock);
+	return gpu;
+}
+
+static struct nvlab_gpu *gpu_by_uuid(const NvU8 *uuid)
+{
+	struct nvlab_gpu *gpu = NULL;
+	unsigned int i;
+
+	down(&nv_linux_devices_lock);
+	for (i = 0; i < NVLAB_MAX_GPUS; i++) {
+		gpu = gpu_locked(i);
+		if (gpu && !memcmp(gpu->uuid, uuid, NVLAB_UUID_LEN))
+			break;
+		if (gpu)
+			gpu_unlock(gpu);
+		gpu = NULL;
+	}
+	up(&nv_linux_devices_lock);
+	return gpu;
+}
+
+/* Opens a GPU that was found, and lets it go. */
+static int gpu_open(struct nvlab_gpu *gpu)
+{
+	int err;
+
+	if (!gpu)
+		return -ENODEV;
+	err = -(int)nvlab_fault(NVLAB_F_OPEN_ERRNO);
 	if (!err)
+		err = nvlab_gpu_pin(gpu);
+	if (!err) {
+		nvlab_gpu_opened(gpu);
 		/* A pinned GPU keeps its driver. */
 		__module_get(THIS_MODULE);
+	}
+	gpu_unlock(gpu);
 	return err;
 }
 
@@ -237,7 +272,8 @@ static void gpu_close(struct nvlab_gpu *gpu)
 {
 	if (gpu) {
 		nvlab_gpu_unpin(gpu);
-		nvlab_gpu_put(gpu);
+		nvlab_gpu_closed(gpu);
+		gpu_unlock(gpu);
 	}
 	module_put(THIS_MODULE);
 }
@@ -254,12 +290,12 @@ void nvidia_dev_put_uuid(const NvU8 *uuid, nvidia_stack_t *sp)
 
 int nvidia_dev_get(NvU32 gpu_id, nvidia_stack_t *sp)
 {
-	return gpu_open(nvlab_gpu_get(gpu_id));
+	return gpu_open(gpu_by_id(gpu_id));
 }
 
 void nvidia_dev_put(NvU32 gpu_id, nvidia_stack_t *sp)
 {
-	gpu_close(nvlab_gpu_get(gpu_id));
+	gpu_close(gpu_by_id(gpu_id));
 }
 
 static NvU8 *uuid_new(const struct nvlab_gpu *gpu)

@@ -37,7 +37,8 @@
  * Write "reset" to zero the counters (not the gauges), "forget_leaked" to zero
  * leaked_tables, "shut_down_idle" to end the pins of GPUs that nobody holds
  * open: those whose put has failed, "forgive" to end an unbind that waits for a
- * persistent pin. After a test these must be 0: live_pins, live_persistent,
+ * persistent pin, "use_gpu" to take the GPU lock alone, as an interrupt's work does:
+ * hold point gpu_busy. After a test these must be 0: live_pins, live_persistent,
  * live_dma_bufs, live_mappings, live_allocations, bar1_used, leaked_tables,
  * callbacks_running, violations.
  */
@@ -194,13 +195,16 @@ static struct setting config[NVLAB_C_COUNT] = {
  * Nanoseconds, all 0 by default: how long a whole call takes, the stand-in's own
  * work included (which may take longer). Waiting for the RM API lock comes on
  * top; three quarters of the time pass under it. "v100" on a line of its own
- * sets what was published for that card.
+ * sets what was published for that card. gpu_start and gpu_stop: how long the first
+ * open of a GPU takes, and the last close, besides. Front flavour: odd.c opens nothing.
  */
 static struct setting cost[NVLAB_T_COUNT] = {
 	[NVLAB_T_PIN_BASE] = SETTING("pin_base", 0, 0, NSEC_PER_SEC),
 	[NVLAB_T_PIN_GIB] = SETTING("pin_gib", 0, 0, NSEC_PER_SEC),
 	[NVLAB_T_UNPIN_BASE] = SETTING("unpin_base", 0, 0, NSEC_PER_SEC),
 	[NVLAB_T_UNPIN_GIB] = SETTING("unpin_gib", 0, 0, NSEC_PER_SEC),
+	[NVLAB_T_GPU_START] = SETTING("gpu_start", 0, 0, NSEC_PER_SEC),
+	[NVLAB_T_GPU_STOP] = SETTING("gpu_stop", 0, 0, NSEC_PER_SEC),
 	[NVLAB_T_SLEEP] = SETTING("sleep", 0, 0, 1),	/* 0: busy wait */
 };
 
@@ -327,6 +331,8 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 	[NVLAB_F_MAP_PARTIAL] = "map_partial",
 	/* 1: dma_map_pages is -ENOTSUPP: the chipset is refused (>= 580). */
 	[NVLAB_F_MAP_TOPOLOGY] = "map_topology",
+	/* The GPU cannot be opened for a persistent pin or a dma-buf: ENODEV or EIO. */
+	[NVLAB_F_OPEN_ERRNO] = "open_errno",
 	/* Version word of the next table. */
 	[NVLAB_F_TABLE_VERSION] = "table_version",
 	/* Its page_size field. 0 cannot be set; 4 KiB is value 0x100. */
@@ -400,6 +406,7 @@ static bool fault_can_strike(int at, u64 value)
 		return at < NVLAB_F_TABLE_VERSION && (at != NVLAB_F_GET_NOMEM || value < 3);
 	return at != NVLAB_F_PUT_ERRNO && at != NVLAB_F_PERSISTENT_PUT_ERRNO &&
 	       at != NVLAB_F_PUT_FORGET && at != NVLAB_F_CALLBACK_DOUBLE &&
+	       at != NVLAB_F_OPEN_ERRNO &&
 	       (at != NVLAB_F_GET_NOMEM || value < 2);
 }
 
@@ -496,6 +503,8 @@ static const char * const hold_names[NVLAB_H_COUNT] = {
 	[NVLAB_H_CALLBACK_AFTER] = "callback_after",
 	/* In the thread nv_queue, before a deferred close. */
 	[NVLAB_H_DEFERRED] = "deferred",
+	/* Under the GPU lock, without the RM API lock: see accounting, use_gpu. */
+	[NVLAB_H_GPU_BUSY] = "gpu_busy",
 };
 
 static struct hold holds[NVLAB_H_COUNT];
@@ -785,6 +794,12 @@ static int accounting_write(int words, char **word)
 		return nvlab_rm_shut_down_idle();
 	if (words == 1 && !strcmp(word[0], "forgive")) {
 		nvlab_gpus_forgive();
+		return 0;
+	}
+	if (words == 1 && !strcmp(word[0], "use_gpu")) {
+		nvlab_gpu_lock();
+		nvlab_hold(NVLAB_H_GPU_BUSY);
+		nvlab_gpu_unlock();
 		return 0;
 	}
 	/* The tables themselves stay until the module goes. */

@@ -16,8 +16,12 @@
  * while another live pin holds the extent, or a later one has its addresses.
  * Who may still use an MR is the NIC's to tell (ofed/rxe/rxe_peer.c).
  *
+ * A GPU is started by the first who opens it and shut down by the last who closes
+ * it, under its ldata_lock (kernel-open/nvidia/nv.c, nv_open_device). Who has memory
+ * has it open, and so has a persistent pin or a dma-buf.
+ *
  * Left out: everything else a GPU does. A program that has allocated nothing is
- * no user. A test can end the unbind's wait (nvlab_gpus_forgive()), which nothing
+ * no user, and memory keeps nobody from an unbind longer than it is there. A test can end the unbind's wait (nvlab_gpus_forgive()), which nothing
  * ends in the real driver. The BAR is QEMU's ivshmem-plain (1af4:1110, BAR 2).
  */
 #define pr_fmt(fmt) "nvidia_lab: " fmt
@@ -115,6 +119,32 @@ void nvlab_gpu_unpin(struct nvlab_gpu *gpu)
 	spin_unlock(&gpus_lock);
 }
 
+void nvlab_gpu_opened(struct nvlab_gpu *gpu)
+{
+	if (!gpu->opens++)
+		nvlab_spend(ktime_get(), NVLAB_T_GPU_START, NVLAB_T_PIN_GIB, 0, NVLAB_ALL);
+}
+
+void nvlab_gpu_closed(struct nvlab_gpu *gpu)
+{
+	if (!--gpu->opens)
+		nvlab_spend(ktime_get(), NVLAB_T_GPU_STOP, NVLAB_T_PIN_GIB, 0, NVLAB_ALL);
+}
+
+void nvlab_gpu_open(struct nvlab_gpu *gpu)
+{
+	mutex_lock(&gpu->ldata_lock);
+	nvlab_gpu_opened(gpu);
+	mutex_unlock(&gpu->ldata_lock);
+}
+
+void nvlab_gpu_close(struct nvlab_gpu *gpu)
+{
+	mutex_lock(&gpu->ldata_lock);
+	nvlab_gpu_closed(gpu);
+	mutex_unlock(&gpu->ldata_lock);
+}
+
 static bool forgiven;	/* under gpus_lock */
 
 void nvlab_gpus_forgive(void)
@@ -192,6 +222,7 @@ static int gpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		kfree(gpu);
 		return -ENOSPC;
 	}
+	mutex_init(&gpu->ldata_lock);
 	gpu->pdev = pdev;
 	gpu->start = pci_resource_start(pdev, GPU_BAR);
 	gpu->size = pci_resource_len(pdev, GPU_BAR);

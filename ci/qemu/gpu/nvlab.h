@@ -46,6 +46,8 @@ struct nvlab_gpu {
 	struct bar1 bar1;	/* written under the RM API lock */
 	struct bar1_user driver;	/* RM's own subdevice object, for persistent pins */
 	struct bar1_user buffers;	/* dma-bufs, of which RM counts nothing */
+	struct mutex ldata_lock;	/* over open and close */
+	unsigned int opens;	/* under ldata_lock */
 	atomic_t users;		/* persistent pins */
 	atomic_t handles;	/* pieces of memory, and who looks at it now */
 };
@@ -170,6 +172,8 @@ enum nvlab_cost_name {
 	NVLAB_T_PIN_GIB,
 	NVLAB_T_UNPIN_BASE,
 	NVLAB_T_UNPIN_GIB,
+	NVLAB_T_GPU_START,
+	NVLAB_T_GPU_STOP,
 	NVLAB_T_SLEEP,
 	NVLAB_T_COUNT
 };
@@ -199,6 +203,7 @@ enum nvlab_fault_name {
 	NVLAB_F_MAP_ERRNO,
 	NVLAB_F_MAP_PARTIAL,
 	NVLAB_F_MAP_TOPOLOGY,
+	NVLAB_F_OPEN_ERRNO,
 	NVLAB_F_TABLE_VERSION,
 	NVLAB_F_TABLE_PAGE_SIZE,
 	NVLAB_F_TABLE_SHORT,
@@ -236,6 +241,7 @@ enum nvlab_hold_name {
 	NVLAB_H_CALLBACK_BEFORE,
 	NVLAB_H_CALLBACK_AFTER,
 	NVLAB_H_DEFERRED,
+	NVLAB_H_GPU_BUSY,
 	NVLAB_H_COUNT
 };
 
@@ -261,6 +267,14 @@ struct nvlab_gpu *nvlab_rm_gpu_get(const u8 *uuid);
 /* Takes a persistent pin's reference; -ENODEV when the GPU's unbind has begun. */
 int nvlab_gpu_pin(struct nvlab_gpu *gpu);
 void nvlab_gpu_unpin(struct nvlab_gpu *gpu);
+/*
+ * The first to open a GPU starts it, and the last to close it shuts it down. The first two
+ * take ldata_lock, the others are called under it.
+ */
+void nvlab_gpu_open(struct nvlab_gpu *gpu);
+void nvlab_gpu_close(struct nvlab_gpu *gpu);
+void nvlab_gpu_opened(struct nvlab_gpu *gpu);
+void nvlab_gpu_closed(struct nvlab_gpu *gpu);
 /* Ends an unbind that waits for a persistent pin. */
 void nvlab_gpus_forgive(void);
 

@@ -4,7 +4,9 @@
  *
  * Models (docs/facts.md#rm-locks, #free-order, #put, #processes, #pages): the
  * RM API lock is exclusive for every call of the peer-to-peer interface, for
- * allocation and for free; a free takes the GPU lock inside it; a thread that
+ * allocation and for free; a free takes the GPU lock inside it, and so does a get
+ * while it maps BAR1, and each put (p2p.c, _createThirdPartyP2PMappingExtent;
+ * third_party_p2p.c, _thirdpartyp2pDelMappingInfoByKey); a thread that
  * has the RM API lock and asks for it again is refused. A process is its thread
  * group number. A range is looked up among the objects whose pid list holds the
  * caller's number and must lie inside one registered allocation of one of them: two
@@ -473,6 +475,23 @@ static int bar1_map(struct nvlab_mem *mem, struct mapper by, u32 first,
 	return err;
 }
 
+/* For a pin, @since: the GPU lock is held while it is mapped, which takes its time. */
+static int pin_map(struct nvlab_mem *mem, struct mapper by, u32 first, u32 count,
+		   u64 *phys, ktime_t since)
+{
+	int err;
+
+	if (!mem->host)
+		nvlab_gpu_lock();
+	err = bar1_map(mem, by, first, count, phys);
+	if (!err)
+		nvlab_spend(since, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB,
+			    (u64)count << NVLAB_PAGE_SHIFT, NVLAB_RM_PART);
+	if (!mem->host)
+		nvlab_gpu_unlock();
+	return err;
+}
+
 static void bar1_unmap(struct nvlab_mem *mem, struct mapper by, u32 first,
 		       u32 count)
 {
@@ -609,6 +628,14 @@ static struct vidmem *vidmem_at(struct nvlab_client *client, u64 va, u64 len)
 	return NULL;
 }
 
+/* What no client has any more. */
+static void vidmem_free(struct vidmem *v)
+{
+	nvlab_gpu_close(v->mem->gpu);
+	nvlab_mem_put(v->mem);
+	kfree(v);
+}
+
 int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 {
 	u32 coherent = req->flags & NVLAB_ALLOC_COHERENT ?
@@ -644,6 +671,8 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 		kfree(v);
 		return err;
 	}
+	/* Who has memory has the GPU open. */
+	nvlab_gpu_open(gpu);
 	err = nvlab_api_lock("allocate");
 	if (err)
 		goto drop;
@@ -660,8 +689,7 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 	nvlab_api_unlock();
 	return 0;
 drop:
-	nvlab_mem_put(v->mem);
-	kfree(v);
+	vidmem_free(v);
 	return err;
 put:
 	nvlab_gpu_put(gpu);
@@ -748,10 +776,8 @@ int nvlab_free(struct nvlab_client *client, u64 handle, bool keep)
 	nvlab_api_unlock();
 	if (!v)
 		return -ENOENT;
-	if (!keep) {
-		nvlab_mem_put(v->mem);
-		kfree(v);
-	}
+	if (!keep)
+		vidmem_free(v);
 	return 0;
 }
 
@@ -805,10 +831,8 @@ void nvlab_client_close(struct nvlab_client *client)
 			client_forget(other, client->tgid);
 	nvlab_add(NVLAB_ACCOUNT_LIVE_CLIENTS, -1);
 	nvlab_api_unlock();
-	list_for_each_entry_safe(v, next, &client->vidmems, node) {
-		nvlab_mem_put(v->mem);
-		kfree(v);
-	}
+	list_for_each_entry_safe(v, next, &client->vidmems, node)
+		vidmem_free(v);
 	mutex_destroy(&client->lock);
 	kfree(client);
 }
@@ -905,7 +929,7 @@ static int key_find(void *key, struct owner *owner)
 	return err;
 }
 
-/* Ends each pin that has this key; returns the bytes of all. */
+/* Ends each pin that has this key; returns the bytes of all. Under the GPU lock. */
 static u64 pins_end(struct owner owner, void *key)
 {
 	struct vidmem *v;
@@ -979,15 +1003,16 @@ int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 	pin->first = (va - v->va) >> NVLAB_PAGE_SHIFT;
 	pin->count = 0;
 	pin->tgid = nvlab_tgid();
-	err = bar1_map(v->mem, revocable(client, v), pin->first, count, phys);
+	err = pin_map(v->mem, revocable(client, v), pin->first, count, phys,
+		      r_since());
 	if (err) {
+		nvlab_gpu_lock();
 		pins_end((struct owner){ client, v->mem->gpu }, key);
+		nvlab_gpu_unlock();
 		goto unlock;
 	}
 	pin->count = count;
 	pinned_tell(v->mem, pinned);
-	nvlab_spend(r_since(), NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
-		    NVLAB_RM_PART);
 unlock:
 	nvlab_api_unlock();
 	return err;
@@ -1033,9 +1058,11 @@ int nvlab_rm_put(ktime_t *start, void *key, u64 *len)
 	nvlab_hold(NVLAB_H_PUT_LOCKED);
 	err = key_find(key, &owner);
 	if (!err) {
+		nvlab_gpu_lock();
 		*len = pins_end(owner, key);
 		nvlab_spend(r_since(), NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
 			    *len, NVLAB_RM_PART);
+		nvlab_gpu_unlock();
 	}
 	nvlab_api_unlock();
 	return err;
@@ -1091,15 +1118,13 @@ int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 	dup->first = (va - v->va) >> NVLAB_PAGE_SHIFT;
 	dup->count = count;
 	dup->tgid = nvlab_tgid();
-	err = bar1_map(v->mem, persistent(v->mem), dup->first, count, phys);
+	err = pin_map(v->mem, persistent(v->mem), dup->first, count, phys, r_since());
 	if (err) {
 		kfree(dup);
 		goto unlock;
 	}
 	kref_get(&v->mem->ref);
 	pinned_tell(v->mem, pinned);
-	nvlab_spend(r_since(), NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
-		    NVLAB_RM_PART);
 	list_add_tail(&dup->node, &dups);
 	nvlab_add(NVLAB_ACCOUNT_LIVE_PERSISTENT, 1);
 	*out = dup;
@@ -1118,9 +1143,11 @@ int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len)
 		return err;
 	*len = (u64)dup->count << NVLAB_PAGE_SHIFT;
 	list_del(&dup->node);
+	nvlab_gpu_lock();
 	bar1_unmap(mem, persistent(mem), dup->first, dup->count);
 	nvlab_spend(r_since(), NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, *len,
 		    NVLAB_RM_PART);
+	nvlab_gpu_unlock();
 	nvlab_add(NVLAB_ACCOUNT_LIVE_PERSISTENT, -1);
 	kfree(dup);
 	nvlab_api_unlock();

@@ -59,6 +59,11 @@ impl Lab {
         self.write("accounting", "forgive")
     }
 
+    /// Takes the GPU lock for a moment, or until the hold point `gpu_busy` is released.
+    pub fn use_gpu(&self) -> Result<()> {
+        self.write("accounting", "use_gpu")
+    }
+
     /// Resets `leaked_tables`, for tests that cannot unload nvidia.ko.
     pub fn forget_leaked(&self) -> Result<()> {
         self.write("accounting", "forget_leaked")

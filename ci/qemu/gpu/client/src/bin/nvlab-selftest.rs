@@ -268,8 +268,7 @@ fn two_owners(t: &Test) -> Outcome {
 /// of three pins the one in the middle.
 fn callbacks_in_order(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
-    let pins =
-        (0..3).map(|_| t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)).collect::<Result<Vec<_>, _>>()?;
+    let pins = (0..3).map(|_| t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)).collect::<Result<Vec<_>, _>>()?;
     let mut tables: Vec<u64> = pins.iter().map(|p| p.table).collect();
     tables.sort_unstable();
     let hold = t.lab.arm("callback_after")?;
@@ -844,6 +843,83 @@ fn costs(t: &Test) -> Outcome {
     Ok(())
 }
 
+/// Get and put wait for the GPU lock, whatever has it. The mapping of pages does not.
+fn gpu_lock(t: &Test) -> Outcome {
+    let m = t.rm.alloc(0, MIB)?;
+    let beside = |name: &str, waits: bool, call: &(dyn Fn() -> Outcome + Sync)| -> Outcome {
+        let hold = t.lab.arm("gpu_busy")?;
+        std::thread::scope(|s| -> Outcome {
+            let busy = s.spawn(|| t.lab.use_gpu());
+            hold.wait(SOON)?;
+            let call = s.spawn(|| call().map_err(|e| e.to_string()));
+            let start = std::time::Instant::now();
+            while !call.is_finished() && start.elapsed() < Duration::from_millis(if waits { 300 } else { 20_000 }) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            same!((name, call.is_finished()), (name, !waits));
+            hold.release()?;
+            call.join().map_err(|_| "the call")??;
+            busy.join().map_err(|_| "who is busy")??;
+            Ok(())
+        })
+    };
+    for kind in [Kind::Revocable, Kind::Persistent] {
+        let pin = std::sync::Mutex::new(None);
+        let taken = || pin.lock().unwrap().take().ok_or("no pin");
+        beside("get", true, &|| {
+            *pin.lock().unwrap() = Some(t.gdr.pin(m.va(), MIB, kind)?);
+            Ok(())
+        })?;
+        beside("map", false, &|| {
+            let p = taken()?;
+            p.map(t.peer)?;
+            p.unmap()?;
+            *pin.lock().unwrap() = Some(p);
+            Ok(())
+        })?;
+        beside("put", true, &|| Ok(taken()?.unpin()?))?;
+    }
+    Ok(())
+}
+
+/// The first who opens a GPU starts it, and the last who closes it shuts it down, which takes time.
+/// A persistent pin and a dma-buf have it open as whoever has memory has, and an open may fail.
+fn opening(t: &Test) -> Outcome {
+    const LONG: Duration = Duration::from_millis(300);
+    fn long<T>(
+        name: &str,
+        wanted: bool,
+        call: impl FnOnce() -> Result<T, nvlab::Error>,
+    ) -> Result<T, Box<dyn std::error::Error>> {
+        let start = std::time::Instant::now();
+        let result = call()?;
+        same!((name, start.elapsed() >= LONG), (name, wanted));
+        Ok(result)
+    }
+    t.lab.cost("sleep", 1)?;
+    t.lab.cost("gpu_start", LONG.as_nanos() as u64)?;
+    t.lab.cost("gpu_stop", LONG.as_nanos() as u64)?;
+    let m = long("the first memory", true, || t.rm.alloc(0, MIB))?;
+    let pin = long("a pin beside it", false, || t.gdr.pin(m.va(), MIB, Kind::Persistent))?;
+    let part = Piece { handle: m.handle(), offset: 0, len: MIB };
+    let fd = long("a dma-buf beside it", false, || t.rm.export(0, &[part]))?;
+    long("freeing what is pinned", false, || m.free())?;
+    long("closing the dma-buf", false, || {
+        drop(fd);
+        Ok(())
+    })?;
+    long("the last put", true, || pin.unpin())?;
+    t.lab.reset_cost()?;
+    let m = t.rm.alloc(0, MIB)?;
+    t.lab.fault("open_errno", libc::EIO as u64)?;
+    refused!(t.gdr.pin(m.va(), MIB, Kind::Persistent), libc::ENODEV);
+    let part = Piece { handle: m.handle(), offset: 0, len: MIB };
+    refused!(t.rm.export(0, &[part]), libc::EIO);
+    t.gdr.pin(m.va(), MIB, Kind::Revocable)?.unpin()?;
+    t.lab.reset_faults()?;
+    Ok(())
+}
+
 type Case = (&'static str, fn(&Test) -> Outcome);
 
 fn main() {
@@ -893,6 +969,8 @@ fn main() {
         ("closing", closing),
         ("unregistering", unregistering),
         ("costs", costs),
+        ("gpu_lock", gpu_lock),
+        ("opening", opening),
         // This test is the last, because it leaves the provider's leaked tables behind on purpose.
         ("gaps", gaps),
     ];
