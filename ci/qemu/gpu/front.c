@@ -29,7 +29,8 @@
  * Left out: addresses or lengths that are no multiple of 64 KiB, which
  * 550 rounds and this refuses as later drivers do; coherent memory that is a BAR's
  * (odd.c has it); rsync and IBM's NPU; the 16 bytes of the GPU's number that cannot
- * be allocated once a range is pinned, where RM keeps the pin and forgets it. A call
+ * be allocated once a range is pinned, where RM keeps the pin and nv-p2p.c its table
+ * not (osapi.c, rm_p2p_get_pages): the fault get_nomem 3 alone does that. A call
  * takes the time that lab.c's costs say, and the building of the table on top.
  * table_bytes counts what kmalloc gave, without page records.
  */
@@ -410,6 +411,8 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va
 	nvlab_hold(NVLAB_H_GET_FOUND);
 	memset(wreqmb, 0, *entries * sizeof(*wreqmb));
 	memset(rreqmb, 0, *entries * sizeof(*rreqmb));
+	if (nvlab_fault_is(NVLAB_F_GET_NOMEM, 3))
+		return NV_ERR_NO_MEMORY;
 	*uuid = kmemdup(pinned.gpu->uuid, NVLAB_UUID_LEN, GFP_KERNEL | __GFP_NOFAIL);
 	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, ksize(*uuid));
 	WRITE_ONCE(builder, current);

@@ -293,7 +293,8 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 	/*
 	 * Get, of both kinds, fails with -ENOMEM. 1: at the first allocation, before
 	 * ownership is known. 2: at the table, after the RM API lock was taken and
-	 * dropped.
+	 * dropped. 3, of a revocable get: at the GPU's number. RM keeps the pin, which has
+	 * no callback, until the memory is freed, by the address of a table that is freed.
 	 */
 	[NVLAB_F_GET_NOMEM] = "get_nomem",
 	/* Errno of a revocable get after the range was found. 22 (EINVAL) is "not mine". */
@@ -403,7 +404,7 @@ static int name_find(const char * const *names, unsigned int count,
 static bool fault_can_strike(int at, u64 value)
 {
 	if (!ODD_FLAVOUR)
-		return at < NVLAB_F_TABLE_VERSION && (at != NVLAB_F_GET_NOMEM || value < 3);
+		return at < NVLAB_F_TABLE_VERSION && (at != NVLAB_F_GET_NOMEM || value < 4);
 	return at != NVLAB_F_PUT_ERRNO && at != NVLAB_F_PERSISTENT_PUT_ERRNO &&
 	       at != NVLAB_F_PUT_FORGET && at != NVLAB_F_CALLBACK_DOUBLE &&
 	       at != NVLAB_F_OPEN_ERRNO &&

@@ -31,7 +31,8 @@
  * (kern_bus.c, kbusMapFbApertureByHandle). The exports of dma-buf are in
  * front_dmabuf.c, and in odd_dmabuf.c.
  *
- * Left out: where NVIDIA's tree (btree.c) has another shape than the kernel's;
+ * Left out: that BAR1 stays mapped for good where a pin was used again for another
+ * range, which goes with the memory here; where NVIDIA's tree (btree.c) has another shape than the kernel's;
  * memory at two addresses at once; MIG, vGPU and confidential computing beyond their error codes; VA
  * spaces and tokens (both must be zero with today's callers, and are ignored);
  * suspend. Of coherent memory: that it is contiguous (no two of its pages of 64 KiB

@@ -768,6 +768,27 @@ fn key_reuse(t: &Test) -> Outcome {
     Ok(())
 }
 
+/// A get that fails once the range is pinned, and forgets the pin. It stays until the memory is
+/// freed, and is used again by whoever has the address of its table.
+fn forgotten_pin(t: &Test) -> Outcome {
+    t.lab.set("key_reuse", 1)?;
+    let m = t.rm.alloc(0, MIB)?;
+    let before = t.counter("callbacks")?;
+    t.lab.fault_n("get_nomem", 3, 1)?;
+    refused!(t.gdr.pin(m.va(), MIB, Kind::Revocable), libc::ENOMEM);
+    same!((t.counter("live_pins")?, t.counter("bar1_used")?), (1, MIB as i64));
+    let pin = t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)?;
+    same!(t.counter("live_pins")?, 1);
+    pin.unpin()?;
+    same!((t.counter("live_pins")?, t.counter("bar1_used")?), (0, MIB as i64));
+    t.lab.fault_n("get_nomem", 3, 1)?;
+    refused!(t.gdr.pin(m.va(), MIB, Kind::Revocable), libc::ENOMEM);
+    m.free()?;
+    same!((t.counter("live_pins")?, t.counter("bar1_used")?, t.counter("callbacks")?), (0, 0, before));
+    t.lab.reset_config()?;
+    Ok(())
+}
+
 fn closing(t: &Test) -> Outcome {
     for deferred in [0, 1] {
         t.lab.set("close_deferred", deferred)?;
@@ -963,6 +984,7 @@ fn main() {
         ("put_behind_callback", put_behind_callback),
         ("large_arrays", large_arrays),
         ("key_reuse", key_reuse),
+        ("forgotten_pin", forgotten_pin),
         ("reentry", reentry),
         ("two_gpus", two_gpus),
         ("violation", violation),
