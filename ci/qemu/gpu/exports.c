@@ -172,8 +172,14 @@ noinline int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 	u64 start = ktime_get_ns();
 	/* nv-p2p.c answers 0 also where there is no such mapping: where the table has none. */
 	unsigned int before = nvlab_p2p_mappings(table);
-	int err = nvidia_front_dma_unmap_pages(peer, table, mapping);
+	bool lacks = nvlab_fault(NVLAB_F_UNMAP_NOMEM);
+	int err;
 
+	if (lacks)
+		nvlab_front_unmaps(true);
+	err = nvidia_front_dma_unmap_pages(peer, table, mapping);
+	if (lacks)
+		nvlab_front_unmaps(false);
 	if (!err && before)
 		nvlab_front_mapped(table, -1);
 	else if (!err)

@@ -62,6 +62,8 @@ static DEFINE_XARRAY(leaked);
 static DEFINE_XARRAY(callbacks);
 /* Who has a pin and allocates its table next: for the fault get_nomem 2. */
 static struct task_struct *builder;
+/* Who unmaps, and does not get memory for it: for the fault unmap_nomem. */
+static struct task_struct *unmapper;
 
 /* --- OS layer --- */
 
@@ -92,6 +94,20 @@ void nvlab_front_poison(struct nvidia_p2p_page_table *table)
 		memset(table->pages[i], POISON, sizeof(*table->pages[i]));
 }
 
+/*
+ * What follows has nv-p2p.c warn. Who looks for alarms takes one warning of that file
+ * for each of these lines, and misses the one that does not come.
+ */
+static void warning_follows(void)
+{
+	pr_warn("nvidia_lab: a warning of nv-p2p.c follows\n");
+}
+
+void nvlab_front_unmaps(bool without_memory)
+{
+	WRITE_ONCE(unmapper, without_memory ? current : NULL);
+}
+
 static void *spare_of(size_t size)
 {
 	struct list_head *at, *found = NULL;
@@ -117,6 +133,11 @@ NV_STATUS NV_API_CALL os_alloc_mem(void **address, NvU64 size)
 		WRITE_ONCE(builder, NULL);
 		if (nvlab_fault_is(NVLAB_F_GET_NOMEM, 2))
 			return NV_ERR_NO_MEMORY;
+	}
+	if (READ_ONCE(unmapper) == current) {
+		WRITE_ONCE(unmapper, NULL);
+		warning_follows();
+		return NV_ERR_NO_MEMORY;
 	}
 	/* All of a spare may be used, by KASAN's account, too. */
 	if (nvlab_config(NVLAB_C_KEY_REUSE))
@@ -365,17 +386,13 @@ static void table_put(void *table)
 
 /* --- resource manager: pins --- */
 
-/*
- * RM fails to put a pin, before it has undone anything, and nv-p2p.c warns. Who looks
- * for alarms takes one warning of that file for each of these lines, and misses the
- * one that does not come.
- */
+/* RM fails to put a pin, before it has undone anything. */
 static NV_STATUS put_begin(enum nvlab_fault_name name)
 {
 	u64 wrong = nvlab_fault(name);
 
 	if (wrong)
-		pr_warn("nvidia_lab: a warning of nv-p2p.c follows\n");
+		warning_follows();
 	return status_of(-(int)wrong);
 }
 

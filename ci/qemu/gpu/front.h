@@ -51,6 +51,9 @@ struct nvlab_callback {
 /* That of the get that this task is in. */
 struct nvlab_callback *nvlab_callback_of_get(void);
 
+/* This task unmaps pages, and the fault unmap_nomem strikes or does not. */
+void nvlab_front_unmaps(bool without_memory);
+
 /* Moves the number of live mappings of @table by one, or with 0 forgets the table. */
 void nvlab_front_mapped(void *table, int by);
 

@@ -334,6 +334,11 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 	[NVLAB_F_MAP_TOPOLOGY] = "map_topology",
 	/* The GPU cannot be opened for a persistent pin or a dma-buf: ENODEV or EIO. */
 	[NVLAB_F_OPEN_ERRNO] = "open_errno",
+	/*
+	 * 1: dma_unmap_pages has no memory for what it needs to unmap coherent memory:
+	 * nv-p2p.c warns, says that it is done, and the mapping stays.
+	 */
+	[NVLAB_F_UNMAP_NOMEM] = "unmap_nomem",
 	/* Version word of the next table. */
 	[NVLAB_F_TABLE_VERSION] = "table_version",
 	/* Its page_size field. 0 cannot be set; 4 KiB is value 0x100. */
@@ -407,7 +412,7 @@ static bool fault_can_strike(int at, u64 value)
 		return at < NVLAB_F_TABLE_VERSION && (at != NVLAB_F_GET_NOMEM || value < 4);
 	return at != NVLAB_F_PUT_ERRNO && at != NVLAB_F_PERSISTENT_PUT_ERRNO &&
 	       at != NVLAB_F_PUT_FORGET && at != NVLAB_F_CALLBACK_DOUBLE &&
-	       at != NVLAB_F_OPEN_ERRNO &&
+	       at != NVLAB_F_OPEN_ERRNO && at != NVLAB_F_UNMAP_NOMEM &&
 	       (at != NVLAB_F_GET_NOMEM || value < 2);
 }
 
