@@ -4,24 +4,24 @@
  *
  * Models: a PCI driver called "nvidia" bound to a device whose BAR holds video
  * memory, through BAR1 (bar1.h): the 64 KiB behind an address of the BAR are
- * those that an extent maps there. Endpoint of the lab's PCIe fabric, where
- * every access of a NIC to 64 KiB that no extent maps is a violation: it is
- * counted, the first one is logged, a write is lost and a read finds ones. A
- * live persistent pin holds the module, as it holds the real driver. An unbind
- * takes the GPU off the list first and then waits until nobody uses it, as in 595.
- * A persistent pin that is put after that, or a dma-buf that ends, leaves its
+ * those that an extent maps there. Endpoint of the lab's PCIe fabric, where every
+ * access of a NIC to 64 KiB that no extent maps is a violation: it is counted,
+ * the first one is logged, a write is lost and a read finds ones. A live
+ * persistent pin holds the module, as it holds the real driver. An unbind takes
+ * the GPU off the list first and then waits until nobody uses it, as in 595. A
+ * persistent pin that is put after that, or a dma-buf that ends, leaves its
  * reference behind, and the unbind never ends (docs/facts.md#persistent).
  *
  * Extents are looked at, not MRs: an MR whose own pin is gone is no violation
- * while another live pin holds the extent, or a later one has its addresses.
- * Who may still use an MR is the NIC's to tell (ofed/rxe/rxe_peer.c).
+ * while another live pin holds the extent, or a later one has its addresses. Who
+ * may still use an MR is the NIC's to tell (ofed/rxe/rxe_peer.c).
  *
  * A GPU is started by the first who opens it and shut down by the last who closes
- * it, under its ldata_lock (kernel-open/nvidia/nv.c, nv_open_device). Who has memory
- * has it open, and so has a persistent pin or a dma-buf.
+ * it, under its ldata_lock (kernel-open/nvidia/nv.c, nv_open_device). Who has
+ * memory has it open, and so has a persistent pin or a dma-buf.
  *
  * Left out: everything else a GPU does. A program that has allocated nothing is
- * no user, and memory keeps nobody from an unbind longer than it is there. A test can end the unbind's wait (nvlab_gpus_forgive()), which nothing
+ * no user. A test can end the unbind's wait (nvlab_gpus_forgive()), which nothing
  * ends in the real driver. The BAR is QEMU's ivshmem-plain (1af4:1110, BAR 2).
  */
 #define pr_fmt(fmt) "nvidia_lab: " fmt

@@ -4,40 +4,42 @@
  *
  * Models (docs/facts.md#rm-locks, #free-order, #put, #processes, #pages): the
  * RM API lock is exclusive for every call of the peer-to-peer interface, for
- * allocation and for free; a free takes the GPU lock inside it, and so does a get
- * while it maps BAR1, and each put (p2p.c, _createThirdPartyP2PMappingExtent;
- * third_party_p2p.c, _thirdpartyp2pDelMappingInfoByKey); a thread that
- * has the RM API lock and asks for it again is refused. A process is its thread
- * group number. A range is looked up among the objects whose pid list holds the
- * caller's number and must lie inside one registered allocation of one of them: two
- * are an error (p2p.c, RmP2PGetInfoWithoutToken). A pin is found again by the
- * caller's number and the key's address, nothing else: a pin that already has the
- * key in this memory is used again, a put ends each that has it, and a second
- * callback for it is INVALID_STATE (third_party_p2p.c,
- * CliRegisterThirdPartyP2PMappingCallback), which nobody can provoke: whoever has a
- * callback has the key in use. When memory
- * is freed its pins are called one after the other under one hold of the API
- * lock, in the order in which they become the root of a tree by key
- * (CliDelThirdPartyP2PVidmemInfo); after each call the pin is unlinked and its BAR1
- * space unmapped; then
- * the memory goes, unless a persistent pin holds a duplicate. Freed memory is
- * handed out again at once, lowest address first. BAR1 is mapped by extents
- * (bar1.h): those of a process's revocable pins of an allocation, and those of
- * the allocation's duplicate, which all persistent pins share. What is mapped
- * is counted for each client, and for the driver itself, and the space check of
- * a new extent knows its own count only. A duplicate that fails is no lack of
- * memory to the caller, but -EIO. A dma-buf has each of its handles mapped in one
- * piece, in what BAR1 has free, whatever anybody else has mapped
+ * allocation and for free; a free takes the GPU lock inside it, and so does a
+ * get while it maps BAR1, and each put (p2p.c,
+ * _createThirdPartyP2PMappingExtent; third_party_p2p.c,
+ * _thirdpartyp2pDelMappingInfoByKey); a thread that has the RM API lock and
+ * asks for it again is refused. A process is its thread group number. A range
+ * is looked up among the objects whose pid list holds the caller's number and
+ * must lie inside one registered allocation of one of them: two are an error
+ * (p2p.c, RmP2PGetInfoWithoutToken). A pin is found again by the caller's
+ * number and the key's address, nothing else: a pin that already has the key in
+ * this memory is used again, a put ends each that has it, and a second callback
+ * for it is INVALID_STATE (third_party_p2p.c,
+ * CliRegisterThirdPartyP2PMappingCallback), which nobody can provoke: whoever
+ * has a callback has the key in use. When memory is freed its pins are called
+ * one after the other under one hold of the API lock, in the order in which
+ * they become the root of a tree by key (CliDelThirdPartyP2PVidmemInfo); after
+ * each call the pin is unlinked and its BAR1 space unmapped; then the memory
+ * goes, unless a persistent pin holds a duplicate. Freed memory is handed out
+ * again at once, lowest address first. BAR1 is mapped by extents (bar1.h):
+ * those of a process's revocable pins of an allocation, and those of the
+ * allocation's duplicate, which all persistent pins share. What is mapped is
+ * counted for each client, and for the driver itself, and the space check of a
+ * new extent knows its own count only. A duplicate that fails is no lack of
+ * memory to the caller, but -EIO. A dma-buf has each of its handles mapped in
+ * one piece, in what BAR1 has free, whatever anybody else has mapped
  * (kern_bus.c, kbusMapFbApertureByHandle). The exports of dma-buf are in
- * front_dmabuf.c, and in odd_dmabuf.c.
+ * front_dmabuf.c, and in odd_dmabuf.c. The files named are 555.58.02's, in
+ * src/nvidia/src/kernel/gpu/bus.
  *
- * Left out: that BAR1 stays mapped for good where a pin was used again for another
- * range, which goes with the memory here; where NVIDIA's tree (btree.c) has another shape than the kernel's;
- * memory at two addresses at once; MIG, vGPU and confidential computing beyond their error codes; VA
- * spaces and tokens (both must be zero with today's callers, and are ignored);
- * suspend. Of coherent memory: that it is contiguous (no two of its pages of 64 KiB
- * follow one another here), and that a CPU may map it; where it is a BAR's, that
- * its address is its place in video memory, and that it has pages.
+ * Left out: that BAR1 stays mapped for good where a pin was used again for
+ * another range, which goes with the memory here; where NVIDIA's tree (btree.c)
+ * has another shape than the kernel's; memory at two addresses at once; MIG,
+ * vGPU and confidential computing beyond their error codes; VA spaces and
+ * tokens (both must be zero with today's callers, and are ignored); suspend. Of
+ * coherent memory: that it is contiguous (no two of its pages of 64 KiB follow
+ * one another here), and that a CPU may map it; where it is a BAR's, that its
+ * address is its place in video memory, and that it has pages.
  */
 #define pr_fmt(fmt) "NVRM: " fmt
 

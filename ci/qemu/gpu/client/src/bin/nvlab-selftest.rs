@@ -349,6 +349,8 @@ fn bar1(t: &Test) -> Outcome {
     // needs space for the latter.
     t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)?;
     refused!(t.gdr.pin(m.va(), 4 * MIB + GPU_PAGE, Kind::Revocable), libc::ENOMEM);
+    refused!(t.gdr.pin(m.va() + MIB, 4 * MIB, Kind::Revocable), libc::ENOMEM);
+    same!(t.counter("bar1_used")?, 4 * MIB as i64);
     // A duplicate has extents of its own and is accounted for separately.
     let b = t.gdr.pin(m.va(), 4 * MIB, Kind::Persistent)?;
     same!(t.counter("bar1_used")?, 8 * MIB as i64);
