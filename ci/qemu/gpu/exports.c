@@ -159,7 +159,7 @@ noinline int nvidia_p2p_dma_map_pages(struct pci_dev *peer, struct nvidia_p2p_pa
 	err = nvidia_front_dma_map_pages(peer, table, mapping);
 	if (err)
 		nvlab_front_mapped(table, -1);
-	ended(err, NVLAB_ACCOUNT_DMA_MAP_FAILURES, NVLAB_ACCOUNT_MAP_NS, start);
+	nvlab_add_since(NVLAB_ACCOUNT_MAP_NS, start);
 	return err;
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_dma_map_pages);
@@ -182,8 +182,6 @@ noinline int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 		nvlab_front_unmaps(false);
 	if (!err && before)
 		nvlab_front_mapped(table, -1);
-	else if (!err)
-		nvlab_count(NVLAB_ACCOUNT_DMA_UNMAPS_NOT_FOUND);
 	nvlab_count(NVLAB_ACCOUNT_DMA_UNMAPS);
 	nvlab_add_since(NVLAB_ACCOUNT_UNMAP_NS, start);
 	return err;

@@ -74,11 +74,9 @@ static const char * const counter_names[NVLAB_ACCOUNT_COUNT] = {
 	[NVLAB_ACCOUNT_PERSISTENT_PUTS] = "persistent_puts",
 	[NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES] = "persistent_put_failures",
 	[NVLAB_ACCOUNT_DMA_MAPS] = "dma_maps",
-	[NVLAB_ACCOUNT_DMA_MAP_FAILURES] = "dma_map_failures",
 	/* of the tables that dma_map_pages mapped */
 	[NVLAB_ACCOUNT_MAPPED_PAGES] = "mapped_pages",
 	[NVLAB_ACCOUNT_DMA_UNMAPS] = "dma_unmaps",
-	[NVLAB_ACCOUNT_DMA_UNMAPS_NOT_FOUND] = "dma_unmaps_not_found",
 	[NVLAB_ACCOUNT_DMA_BUFS] = "dma_bufs",	/* exported */
 	[NVLAB_ACCOUNT_DMA_BUF_MAPS] = "dma_buf_maps",	/* of handles */
 	[NVLAB_ACCOUNT_CALLBACKS] = "callbacks",
@@ -111,17 +109,12 @@ struct setting {
 
 #define SETTING(name, normal, min, max) { name, normal, min, max, normal }
 /* What only the other flavour can change has one value here: any other is -EOPNOTSUPP. */
-#ifdef NVLAB_FRONT
-enum { ODD_FLAVOUR = 0 };
-#else
-enum { ODD_FLAVOUR = 1 };
-#endif
 #define ONLY_ODD(name, normal, min, max, front) \
-	SETTING(name, ODD_FLAVOUR ? (normal) : (front), \
-		ODD_FLAVOUR ? (min) : (front), ODD_FLAVOUR ? (max) : (front))
+	SETTING(name, NVLAB_IS_ODD ? (normal) : (front), \
+		NVLAB_IS_ODD ? (min) : (front), NVLAB_IS_ODD ? (max) : (front))
 #define ONLY_FRONT(name, normal, min, max, odd) \
-	SETTING(name, ODD_FLAVOUR ? (odd) : (normal), \
-		ODD_FLAVOUR ? (odd) : (min), ODD_FLAVOUR ? (odd) : (max))
+	SETTING(name, NVLAB_IS_ODD ? (odd) : (normal), \
+		NVLAB_IS_ODD ? (odd) : (min), NVLAB_IS_ODD ? (odd) : (max))
 
 static struct setting config[NVLAB_C_COUNT] = {
 	/* Version word of a table; 0x10002: drivers up to 575. */
@@ -259,7 +252,7 @@ static int setting_write(struct setting *table, unsigned int count, int words,
 		return -EINVAL;
 	if (table[i].min == table[i].max && v != table[i].min)
 		return -EOPNOTSUPP;
-	if (table == config && i == NVLAB_C_COHERENT && v == 2 && !ODD_FLAVOUR)
+	if (table == config && i == NVLAB_C_COHERENT && v == 2 && !NVLAB_IS_ODD)
 		return -EOPNOTSUPP;
 	if (v < table[i].min || v > table[i].max)
 		return -EINVAL;
@@ -408,7 +401,7 @@ static int name_find(const char * const *names, unsigned int count,
 /* NVIDIA's own front makes no odd tables, and the odd flavour has the plainest get and put. */
 static bool fault_can_strike(int at, u64 value)
 {
-	if (!ODD_FLAVOUR)
+	if (!NVLAB_IS_ODD)
 		return at < NVLAB_F_TABLE_VERSION && (at != NVLAB_F_GET_NOMEM || value < 4);
 	return at != NVLAB_F_PUT_ERRNO && at != NVLAB_F_PERSISTENT_PUT_ERRNO &&
 	       at != NVLAB_F_PUT_FORGET && at != NVLAB_F_CALLBACK_DOUBLE &&
@@ -568,7 +561,7 @@ static int holds_write(int words, char **word)
 	at = name_find(hold_names, NVLAB_H_COUNT, word[1]);
 	if (at < 0)
 		return -EINVAL;
-	if (ODD_FLAVOUR && at != NVLAB_H_PUT_LOCKED && at != NVLAB_H_CALLBACK_BEFORE &&
+	if (NVLAB_IS_ODD && at != NVLAB_H_PUT_LOCKED && at != NVLAB_H_CALLBACK_BEFORE &&
 	    at != NVLAB_H_DEFERRED)
 		return -EOPNOTSUPP;
 	if (!strcmp(word[0], "release")) {

@@ -316,8 +316,8 @@ static int version_show(struct seq_file *s, void *unused)
 	seq_printf(s, "NVRM version: NVIDIA UNIX %s Kernel Module  %s  (lab stand-in)\n",
 		   utsname()->machine, NVLAB_VERSION);
 #else
-	seq_printf(s, "NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  (lab stand-in)\n",
-		   utsname()->machine, NVLAB_VERSION);
+	seq_printf(s, "NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  (lab stand-in%s)\n",
+		   utsname()->machine, NVLAB_VERSION, NVLAB_IS_ODD ? ", odd flavour" : "");
 #endif
 	return 0;
 }

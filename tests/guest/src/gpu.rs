@@ -14,8 +14,8 @@ pub fn lab() -> Result<Lab> {
 
 /// Returns the name of the flavour of the GPU driver that is not loaded (ci/qemu/gpu/README.md).
 pub fn other_flavour() -> &'static str {
-    let version = std::fs::read_to_string("/sys/module/nvidia/version").unwrap_or_default();
-    if version.trim() == "595.45.04" {
+    let version = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    if version.contains("odd flavour") {
         "the flavour with NVIDIA's own front"
     } else {
         "the odd flavour"
