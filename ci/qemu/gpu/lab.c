@@ -763,6 +763,8 @@ static int chunks_show(struct seq_file *s, void *unused)
 /*
  * --- the remaining files ---
  *
+ * driver: a line "name value" each: flavour (nvidia, odd, closed) and version.
+ *
  * pins, live pins and mappings:
  *   kind=revocable pid=123 gpu=0 va=0x... len=65536 entries=1 mappings=1 table=0xffff... armed=1
  * pid is who pinned, table the key's kernel address; armed is 0 until the callback
@@ -774,6 +776,12 @@ static int chunks_show(struct seq_file *s, void *unused)
  * memory. kind says whose extents these are: of a process's revocable pins, of the
  * duplicate that persistent pins share, or of a dma-buf.
  */
+
+static int driver_show(struct seq_file *s, void *unused)
+{
+	seq_printf(s, "flavour %s\nversion %s\n", NVLAB_FLAVOUR, NVLAB_VERSION);
+	return 0;
+}
 
 static int accounting_show(struct seq_file *s, void *unused)
 {
@@ -872,6 +880,7 @@ struct lab_file {
 };
 
 static const struct lab_file lab_files[] = {
+	{ "driver", driver_show, NULL },
 	{ "accounting", accounting_show, accounting_write },
 	{ "config", config_show, config_write },
 	{ "cost", cost_show, cost_write },

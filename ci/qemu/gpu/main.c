@@ -327,6 +327,7 @@ static int __init nvlab_init(void)
 	struct proc_dir_entry *dir;
 	int err;
 
+	pr_info("%s\n", NVLAB_DRIVER);
 	err = nvlab_p2p_init();
 	if (err)
 		return err;
@@ -380,3 +381,5 @@ MODULE_LICENSE("GPL");
 MODULE_LICENSE("Dual MIT/GPL");
 #endif
 MODULE_VERSION(NVLAB_VERSION);
+/* The lab's program reads it from the file (lab/src/parts.rs). */
+MODULE_INFO(lab_driver, NVLAB_DRIVER);

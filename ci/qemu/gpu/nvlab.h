@@ -20,12 +20,24 @@
 #include "bar1.h"
 #include "nvlab_uapi.h"
 
-/* NVLAB_FRONT is the version of NVIDIA's own front, where that is built in. */
+/*
+ * What this driver is, in a word for tests and in a line for screens and logs.
+ * NVLAB_FRONT is the version of NVIDIA's own front, where that is built in.
+ */
 #ifdef NVLAB_FRONT
 #define NVLAB_VERSION	NVLAB_FRONT
+#define NVLAB_FLAVOUR	"nvidia"
+#define NVLAB_DRIVER	"NVIDIA's driver front " NVLAB_FRONT
 #define NVLAB_IS_ODD	0
 #else
 #define NVLAB_VERSION	"595.45.04"
+#ifdef NVLAB_CLOSED_CORE
+#define NVLAB_FLAVOUR	"closed"
+#else
+#define NVLAB_FLAVOUR	"odd"
+#endif
+#define NVLAB_DRIVER	"the lab's own driver front (" NVLAB_FLAVOUR ", calls itself " \
+			NVLAB_VERSION ")"
 #define NVLAB_IS_ODD	1
 #endif
 #define NVLAB_PAGE_SHIFT	16

@@ -146,7 +146,7 @@ fn run(args: Args) -> Result<bool> {
             let built = artefacts::build(&lab, kernel, &[kind], &[])?;
             let mut boot = Boot { gpus, nics, iommu, append, ..Boot::new("shell", "shell") };
             boot.append.extend(module(nvidia_c).word(kernel));
-            boot.shell(&lab, &built, &built.image(kind))
+            boot.shell(&lab, &built, kind)
         }
         Cmd::Keep(keep) => keep.run(&lab).map(|()| true).inspect_err(artefacts::remember),
     }

@@ -37,6 +37,11 @@ impl Lab {
         std::fs::write(&path, command).map_err(|e| Error::new(format!("writing {command:?} to {}", path.display()), e))
     }
 
+    /// Returns the flavour of the driver: `nvidia` (its own front), `odd` or `closed`.
+    pub fn flavour(&self) -> Result<String> {
+        self.parsed("driver", parse::flavour)
+    }
+
     /// Returns gauges and counters.
     pub fn accounting(&self) -> Result<Accounting> {
         self.parsed("accounting", parse::accounting)
