@@ -20,7 +20,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SUFFIXES:
 .SECONDEXPANSION:
-.PHONY: nvidia_front nvidia_front_newest chroot-bookworm $(shell sed -n 's/^\([a-z_][a-z0-9_.-]*\):.*/\1/p' $(lastword $(MAKEFILE_LIST)))
+.PHONY: nvidia_front nvidia_front_newest nvidia_front_users chroot-bookworm $(shell sed -n 's/^\([a-z_][a-z0-9_.-]*\):.*/\1/p' $(lastword $(MAKEFILE_LIST)))
 
 # LLVM= is for the lab's own kernels alone: a make below this one would link Debian's modules by
 # lld.
@@ -65,12 +65,16 @@ nvidia_front_newest-source:
 	@$(keep) sources/nvidia_front_newest-source --in-place --verb fetch "=555 $(nvidia_front_newest-sums)" -- \
 		$(q)/fetch.sh nvidia_front 555 "$(nvidia_front_newest-sums)" experimental
 
-# NVIDIA_SRC=<dir>: the module of a driver source that the user has, in place of Debian's.
+# NVIDIA_SRC=<dir>: module and front of a driver source that the user has, in place of Debian's 550.
 users := $(firstword $(wildcard $(addsuffix /nvidia-peermem/nvidia-peermem.c,$(NVIDIA_SRC) $(NVIDIA_SRC:%=%/kernel-open))))
 users-tree := $(users:%/nvidia-peermem/nvidia-peermem.c=%)
 nvidia_src:
 	@$(keep) sources/nvidia_src --in-place --verb copy $(users-tree)/nvidia-peermem $(users-tree)/Kbuild -- $(q)/fetch.sh nvidia_src $(users-tree)
 theirs := $(if $(NVIDIA_SRC),nvidia_src,nvidia_c-source)
+nvidia_front_users-source:
+	@$(keep) sources/$@ --in-place --verb copy $(addprefix $(users-tree)/,Kbuild conftest.sh header-presence-tests.mk common nvidia) -- \
+		$(q)/fetch.sh nvidia_front_users $(users-tree)
+front := $(if $(NVIDIA_SRC),nvidia_front_users,nvidia_front)
 
 perftest-source:
 	@$(keep) sources/perftest-source --in-place --verb fetch =25.01 -- $(q)/fetch.sh perftest 25.01
@@ -168,7 +172,7 @@ mainline: kernel pcie
 	@$(module) $(call component,ofed) $(K)/pcie -- $(stand-in) $(q)/ofed $(linux-src) $(call symvers,pcie) MAINLINE=1
 
 # NVIDIA's own front, with what its probes of the kernel found.
-nvidia_front nvidia_front_newest: %: kernel %-source
+nvidia_front nvidia_front_newest nvidia_front_users: %: kernel %-source
 	@$(keep) $(KERNEL)/$@ --in-place --verb probe "=$(compilers)" $(chroot) $(K)/kernel $(S)/$@-source \
 		$(q)/gpu/probes.mk $(q)/gpu/unused_probes.sh -- \
 		$(make-in) $(q)/gpu -f probes.mk NVIDIA=$(CURDIR)/$(S)/$@-source
@@ -178,8 +182,8 @@ define build-gpu
 		NVIDIA=$(CURDIR)/$(K)/$(1)
 endef
 
-gpu: kernel pcie nvidia_front
-	$(call build-gpu,nvidia_front)
+gpu: kernel pcie $(front)
+	$(call build-gpu,$(front))
 
 gpu-newest: kernel pcie nvidia_front_newest
 	$(call build-gpu,nvidia_front_newest)
@@ -204,7 +208,7 @@ lines += $(if $(filter kcsan-7.2,$(KERNEL)),KRUSTFLAGS='-Zsanitizer=thread -Cuns
 # driver is built on. A change of nvidia.ko's licence, by which preflight chooses the crate `kernel`,
 # is not noticed; each flavour of nvidia.ko is an artefact of its own and keeps its licence.
 symbols = $(foreach part,$(sort $(1)),$(K)/$(part)/Module.symvers) \
-	$(if $(filter gpu,$(1)),$(K)/nvidia_front) $(if $(filter gpu-newest,$(1)),$(K)/nvidia_front_newest)
+	$(if $(filter gpu,$(1)),$(K)/$(front)) $(if $(filter gpu-newest,$(1)),$(K)/nvidia_front_newest)
 # Arguments: the RDMA core's part, the driver's part, the crate `kernel` (empty: preflight chooses).
 define build-ours
 	@$(module) $(ours-of) $(S)/nvidia_c-source $(deps) $(call symbols,$(1) $(2)) "=$(lines)$(3)" -- $(make-in) . \

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# fetch.sh WHAT VERSION [MORE]: other people's sources, unpacked into $OUT. For nvidia_src a folder
-# is in VERSION's place.
+# fetch.sh WHAT VERSION [MORE]: other people's sources, unpacked into $OUT. For nvidia_src and
+# nvidia_front_users a folder is in VERSION's place.
 set -euo pipefail
 . "$(dirname "$0")/apt.sh"
 what=$1 version=$2
@@ -58,6 +58,11 @@ nvidia_front)
 			'*/conftest.sh' '*/header-presence-tests.mk' '*/nvidia-open-kernel/common/*' '*/nvidia-open-kernel/nvidia/*'
 	# "$1" is a list of checksums: another release of the package is looked at before it is built.
 	(cd "$OUT/nvidia" && sha256sum --quiet --check) < <(printf "%b\n" "$1")
+	;;
+nvidia_front_users)
+	# The same of a driver's source. What it was built into there is left out.
+	tar -C "$version" -c --exclude='*.o_binary' --exclude='*.o' --exclude='*.cmd' Kbuild conftest.sh \
+		header-presence-tests.mk common nvidia | tar -x -C "$OUT"
 	;;
 nvidia_src)
 	cp "$version"/nvidia-peermem/{nvidia-peermem.c,nv-p2p.h,peer_mem.h} "$OUT/"

@@ -39,7 +39,9 @@
 
 #include "os-interface.h"
 #include "nv-linux.h"
+#ifndef NVLAB_GATES
 #include "nv-ibmnpu.h"
+#endif
 #include "nv-rsync.h"
 #include "nv-p2p.h"
 
@@ -215,6 +217,7 @@ void nvlab_no_drm(struct kref *ref)
 	WARN_ON(1);
 }
 
+#ifndef NVLAB_GATES
 NV_STATUS nv_get_ibmnpu_genreg_info(nv_state_t *nv, NvU64 *addr, NvU64 *size, void **device)
 {
 	return NV_ERR_NOT_SUPPORTED;
@@ -224,6 +227,7 @@ int nv_get_ibmnpu_chip_id(nv_state_t *nv)
 {
 	return -1;
 }
+#endif
 
 /* --- GPUs --- */
 
@@ -310,6 +314,17 @@ void nvidia_dev_put_uuid(const NvU8 *uuid, nvidia_stack_t *sp)
 	gpu_close(gpu_by_uuid(uuid));
 }
 
+#ifdef NVLAB_RESET_AWARE
+int nvidia_dev_get(NvU32 gpu_id, nvidia_stack_t *sp, NvBool reset_aware)
+{
+	return gpu_open(gpu_by_id(gpu_id));
+}
+
+void nvidia_dev_put(NvU32 gpu_id, nvidia_stack_t *sp, NvBool reset_aware)
+{
+	gpu_close(gpu_by_id(gpu_id));
+}
+#else
 int nvidia_dev_get(NvU32 gpu_id, nvidia_stack_t *sp)
 {
 	return gpu_open(gpu_by_id(gpu_id));
@@ -319,6 +334,7 @@ void nvidia_dev_put(NvU32 gpu_id, nvidia_stack_t *sp)
 {
 	gpu_close(gpu_by_id(gpu_id));
 }
+#endif
 
 static NvU8 *uuid_new(const struct nvlab_gpu *gpu)
 {
@@ -407,11 +423,8 @@ static NV_STATUS get_begin(u64 va, u64 len, enum nvlab_hold_name hold)
 	return NV_OK;
 }
 
-NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va_space,
-				       NvU64 va, NvU64 len,
-				       NvU64 *phys, NvU32 *wreqmb, NvU32 *rreqmb,
-				       NvU32 *entries,
-				       NvU8 **uuid, void *table)
+static NV_STATUS get_revocable(u64 va, u64 len, u64 *phys, u32 *wreqmb, u32 *rreqmb, u32 *entries,
+			       u8 **uuid, void *table, bool *coherent)
 {
 	struct nvlab_pinned pinned;
 	ktime_t start = ktime_get();
@@ -424,6 +437,12 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va
 	err = nvlab_rm_get(&start, va, len, table, phys, *entries, &pinned);
 	if (err)
 		return status_of(err);
+	status = nvlab_gate_pin(pinned.coherent, false);
+	if (status != NV_OK) {
+		nvlab_rm_put(&start, table, &len);
+		return status;
+	}
+	*coherent = pinned.coherent;
 	nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len, NVLAB_ALL);
 	nvlab_hold(NVLAB_H_GET_FOUND);
 	memset(wreqmb, 0, *entries * sizeof(*wreqmb));
@@ -435,6 +454,30 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va
 	WRITE_ONCE(builder, current);
 	return NV_OK;
 }
+
+#ifdef NVLAB_GATES
+NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va_space, NvU64 va,
+				       NvU64 len, NvU64 *phys, NvU32 *wreqmb, NvU32 *rreqmb,
+				       NvU32 *entries, NvU8 **uuid, void *table,
+				       NvBool *cacheable)
+{
+	bool coherent = false;
+	NV_STATUS status = get_revocable(va, len, phys, wreqmb, rreqmb, entries, uuid, table,
+					 &coherent);
+
+	*cacheable = coherent;
+	return status;
+}
+#else
+NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va_space, NvU64 va,
+				       NvU64 len, NvU64 *phys, NvU32 *wreqmb, NvU32 *rreqmb,
+				       NvU32 *entries, NvU8 **uuid, void *table)
+{
+	bool coherent;
+
+	return get_revocable(va, len, phys, wreqmb, rreqmb, entries, uuid, table, &coherent);
+}
+#endif
 
 NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, NvU64 token, NvU64 va,
 					       NvU64 len, void *table,
@@ -504,17 +547,25 @@ NV_STATUS NV_API_CALL rm_p2p_get_gpu_info(nvidia_stack_t *sp, NvU64 va, NvU64 le
 	return *uuid ? NV_OK : NV_ERR_NO_MEMORY;
 }
 
-static NV_STATUS get_persistent(u64 va, u64 len, void **pin, u64 *phys, u32 *entries, void *table)
+static NV_STATUS get_persistent(u64 va, u64 len, void **pin, u64 *phys, u32 *entries, void *table,
+				bool forced, bool *coherent)
 {
 	struct nvlab_pinned pinned;
 	ktime_t start = ktime_get();
 	struct nvlab_dup *dup;
+	NV_STATUS status;
 	int err;
 
 	*entries = len >> NVLAB_PAGE_SHIFT;
 	err = nvlab_rm_get_persistent(&start, va, len, table, phys, *entries, &pinned, &dup);
 	if (err)
 		return status_of(err);
+	status = nvlab_gate_pin(pinned.coherent, forced);
+	if (status != NV_OK) {
+		nvlab_rm_put_persistent(&start, dup, &len);
+		return status;
+	}
+	*coherent = pinned.coherent;
 	*pin = dup;
 	nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len, NVLAB_ALL);
 	nvlab_hold(NVLAB_H_PGET_FOUND);
@@ -539,27 +590,45 @@ static NV_STATUS put_persistent(void *pin, void *table)
 	return NV_OK;
 }
 
-#ifdef NVLAB_MIG_INFO	/* from 555 on; no GPU here is divided, and the front keeps NULL */
+#ifdef NVLAB_GATES
+NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, NvU64 va, NvU64 len,
+						  void **pin, NvU64 *phys, NvU32 *entries,
+						  NvBool forced, void *table, void *info,
+						  void **mig, NvBool *cacheable)
+{
+	bool coherent = false;
+	NV_STATUS status = get_persistent(va, len, pin, phys, entries, table, forced, &coherent);
+
+	*cacheable = coherent && !forced;
+	return status;
+}
+#elif defined(NVLAB_MIG_INFO)
 NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, NvU64 va, NvU64 len,
 						  void **pin, NvU64 *phys, NvU32 *entries,
 						  void *table, void *info, void **mig)
 {
-	return get_persistent(va, len, pin, phys, entries, table);
-}
+	bool coherent;
 
-NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp, void *pin, void *table,
-						  void *mig)
-{
-	return put_persistent(pin, table);
+	return get_persistent(va, len, pin, phys, entries, table, false, &coherent);
 }
 #else
 NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, NvU64 va, NvU64 len,
 						  void **pin, NvU64 *phys, NvU32 *entries,
 						  void *table, void *info)
 {
-	return get_persistent(va, len, pin, phys, entries, table);
-}
+	bool coherent;
 
+	return get_persistent(va, len, pin, phys, entries, table, false, &coherent);
+}
+#endif
+
+#ifdef NVLAB_MIG_INFO	/* no GPU here is divided, and the front keeps NULL */
+NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp, void *pin, void *table,
+						  void *mig)
+{
+	return put_persistent(pin, table);
+}
+#else
 NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp, void *pin, void *table)
 {
 	return put_persistent(pin, table);
@@ -584,6 +653,13 @@ NV_STATUS NV_API_CALL nvlab_dma_map_peer(nv_dma_device_t *peer, nv_dma_device_t 
 	return nv_dma_map_peer(peer, gpu, GPU_BAR, count, addr);
 }
 
+/* Releases with gates stop at a page that fails (osapi.c, as in gates.c). */
+#ifdef NVLAB_GATES
+#define STOPS		true
+#else
+#define STOPS		false
+#endif
+
 /* Memory of a BAR, page by page. */
 static NV_STATUS map_bar(struct nvlab_gpu *gpu, nv_dma_device_t *peer, u64 page_size, u32 count,
 			 u64 *addr)
@@ -603,6 +679,8 @@ static NV_STATUS map_bar(struct nvlab_gpu *gpu, nv_dma_device_t *peer, u64 page_
 			addr[i] = DMA_MAPPING_ERROR;
 		for (j = i; j-- > 0;)
 			nv_dma_unmap_peer(peer, page_size / PAGE_SIZE, addr[j]);
+		if (STOPS)
+			break;
 	}
 	return status;
 }
@@ -623,7 +701,11 @@ static NV_STATUS map_coherent(nv_dma_device_t *peer, u64 page_size, u32 count, u
 		return status;
 	for (i = 0; i < all; i++)
 		page[i] = addr[i / each] + i % each * PAGE_SIZE;
+#ifdef NVLAB_GATES
+	status = nv_dma_map_alloc(peer, all, page, NV_FALSE, NV_FALSE, priv);
+#else
 	status = nv_dma_map_alloc(peer, all, page, NV_FALSE, priv);
+#endif
 	for (i = 0; status == NV_OK && i < all; i++) {
 		if (i % each == 0)
 			addr[i / each] = page[i];
@@ -660,10 +742,13 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp, nv_dma_device_t *
 	status = status_of(-(int)wrong);
 	if (status != NV_OK)
 		goto put;
-	if (addr[0] >= gpu->start && addr[0] < gpu->start + gpu->size)
-		status = map_bar(gpu, peer, page_size, count, addr);
-	else
+	if (addr[0] >= gpu->start && addr[0] < gpu->start + gpu->size) {
+		status = nvlab_gate_map(gpu, peer);
+		if (status == NV_OK)
+			status = map_bar(gpu, peer, page_size, count, addr);
+	} else {
 		status = map_coherent(peer, page_size, count, addr, priv);
+	}
 	if (status == NV_OK)
 		nvlab_add(NVLAB_ACCOUNT_MAPPED_PAGES, count);
 put:

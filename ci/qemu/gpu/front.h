@@ -60,6 +60,25 @@ void nvlab_front_mapped(void *table, int by);
 /* Overwrites the page records of a table that is freed next. */
 void nvlab_front_poison(struct nvidia_p2p_page_table *table);
 
+/*
+ * What only later releases refuse (gates.c): that @peer maps memory of @gpu's BAR, and
+ * that memory is pinned or mapped by a dma-buf, with PCIe forced or without.
+ */
+#ifdef NVLAB_GATES
+NV_STATUS nvlab_gate_map(struct nvlab_gpu *gpu, nv_dma_device_t *peer);
+NV_STATUS nvlab_gate_pin(bool coherent, bool forced);
+#else
+static inline NV_STATUS nvlab_gate_map(struct nvlab_gpu *gpu, nv_dma_device_t *peer)
+{
+	return NV_OK;
+}
+
+static inline NV_STATUS nvlab_gate_pin(bool coherent, bool forced)
+{
+	return NV_OK;
+}
+#endif
+
 /* nv-p2p.c's exports, under the names that the command line gives them (Kbuild). */
 int nvidia_front_get_pages(uint64_t token, uint32_t va_space, uint64_t va, uint64_t len,
 			   struct nvidia_p2p_page_table **table,

@@ -112,6 +112,12 @@ struct setting {
 #define ONLY_ODD(name, normal, min, max, front) \
 	SETTING(name, NVLAB_IS_ODD ? (normal) : (front), \
 		NVLAB_IS_ODD ? (min) : (front), NVLAB_IS_ODD ? (max) : (front))
+/* What no release before 580 has (gates.c). */
+#ifdef NVLAB_GATES
+enum { GATES = 1 };
+#else
+enum { GATES = 0 };
+#endif
 #define ONLY_FRONT(name, normal, min, max, odd) \
 	SETTING(name, NVLAB_IS_ODD ? (odd) : (normal), \
 		NVLAB_IS_ODD ? (odd) : (min), NVLAB_IS_ODD ? (odd) : (max))
@@ -181,7 +187,9 @@ static struct setting config[NVLAB_C_COUNT] = {
 	 * 1: on this chipset the driver lets a NIC have memory of a GPU below a common
 	 * switch only, by a pin or by a dma-buf (>= 580).
 	 */
-	[NVLAB_C_UNAPPROVED_CHIPSET] = ONLY_ODD("unapproved_chipset", 0, 0, 1, 0),
+	[NVLAB_C_UNAPPROVED_CHIPSET] = SETTING("unapproved_chipset", 0, 0, NVLAB_IS_ODD || GATES),
+	/* 1: coherent memory counts as localized, which no NIC may have (gates.c). */
+	[NVLAB_C_LOCALIZED] = SETTING("localized", 0, 0, GATES),
 };
 
 /*

@@ -314,7 +314,7 @@ int nvlab_dma_buf_export(struct nvlab_client *client, struct nvlab_export *req)
 
 	if (!NVLAB_HAS_DMA_BUF)
 		return -EOPNOTSUPP;
-	if (!req->count || req->count > NVLAB_EXPORT_MAX || req->pad)
+	if (!req->count || req->count > NVLAB_EXPORT_MAX || req->forced)
 		return -EINVAL;
 	part = vmemdup_array_user(u64_to_user_ptr(req->parts), req->count,
 				  sizeof(*part));

@@ -9,6 +9,7 @@
 //! behind an IOMMU that translates. The last case leaves `leaked_tables` behind on purpose.
 
 use nvlab::{Accounting, Client, Gdr, Kind, Lab, Layout, Pci, Piece, State, BACKING, GPU_PAGE};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -517,6 +518,7 @@ fn puts_that_fail(t: &Test) -> Outcome {
 }
 
 fn dma(t: &Test) -> Outcome {
+    let stops = has_gates(t)?;
     let size = t.rm.info(0)?.memory;
     t.lab.set("crc_max", 0)?;
     let m = t.rm.alloc(0, size)?;
@@ -558,12 +560,16 @@ fn dma(t: &Test) -> Outcome {
         let both = t.gdr.pin(m.va() + size - 2 * GPU_PAGE, GPU_PAGE, Kind::Revocable)?;
         both.map(t.peer)?;
         let all = t.gdr.pin(m.va(), 4 * GPU_PAGE, Kind::Revocable)?;
-        // A failure in the middle is none: the last page's counts. (Translated addresses would be
+        // A failure in the middle is none before 580: the last page's counts. (Translated addresses would be
         // unmapped twice then, which DMA-API reports.)
         if mode == 595 {
             t.lab.fault_n("map_partial", 2, 1)?;
-            all.map(t.peer)?;
-            all.unmap()?;
+            if stops {
+                refused!(all.map(t.peer), libc::EIO);
+            } else {
+                all.map(t.peer)?;
+                all.unmap()?;
+            }
             t.lab.fault_n("map_partial", 4, 1)?;
             refused!(all.map(t.peer), libc::EIO);
         }
@@ -580,8 +586,71 @@ fn dma(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// The last page of the BAR cannot be mapped. If it is not the table's last, nobody hears of that.
+/// Returns whether the driver's front is one of 580 or later.
+fn has_gates(t: &Test) -> Result<bool, nvlab::Error> {
+    let has = t.lab.set("localized", 1).is_ok();
+    t.lab.reset_config()?;
+    Ok(has)
+}
+
+/// What drivers from 580 on refuse, and how older ones answer where they are asked at all
+/// (gates.c). The peer is below no switch.
+fn gates(t: &Test) -> Outcome {
+    let (m, c) = (t.rm.alloc(0, MIB)?, t.rm.request(0, MIB).coherent(true).alloc()?);
+    let whole = |m: &nvlab::Memory| [Piece { handle: m.handle(), offset: 0, len: MIB }];
+    if !has_gates(t)? {
+        refused!(t.lab.set("unapproved_chipset", 1), libc::EOPNOTSUPP);
+        refused!(t.gdr.pin(m.va(), MIB, Kind::Forced), libc::EINVAL);
+        refused!(t.gdr.pin(c.va(), MIB, Kind::Forced), libc::EINVAL);
+        refused!(t.rm.export_forced(0, &whole(&m)), libc::EINVAL);
+        return Ok(());
+    }
+    // Localized memory: of coherent memory alone, and unless PCIe is forced.
+    t.lab.set("localized", 1)?;
+    for kind in [Kind::Revocable, Kind::Persistent] {
+        refused!(t.gdr.pin(c.va(), MIB, kind), libc::EOPNOTSUPP);
+        t.gdr.pin(m.va(), MIB, kind)?.map(t.peer)?;
+    }
+    refused!(t.rm.export(0, &whole(&c)), libc::EOPNOTSUPP);
+    t.gdr.attach(t.rm.export(0, &whole(&m))?.as_fd(), t.peer)?;
+    t.gdr.pin(c.va(), MIB, Kind::Forced)?.unpin()?;
+    t.lab.set("localized", 0)?;
+    // Topology: only memory of a BAR is refused.
+    t.lab.set("unapproved_chipset", 1)?;
+    for kind in [Kind::Revocable, Kind::Persistent] {
+        refused!(t.gdr.pin(m.va(), MIB, kind)?.map(t.peer), libc::EOPNOTSUPP);
+        t.gdr.pin(c.va(), MIB, kind)?.map(t.peer)?;
+    }
+    refused!(t.gdr.attach(t.rm.export(0, &whole(&m))?.as_fd(), t.peer), libc::EOPNOTSUPP);
+    t.gdr.attach(t.rm.export(0, &whole(&c))?.as_fd(), t.peer)?;
+    t.lab.set("unapproved_chipset", 0)?;
+    t.gdr.pin(m.va(), MIB, Kind::Persistent)?.map(t.peer)?;
+    // Forced PCIe: on a coherent GPU alone, and nobody maps such a pin.
+    refused!(t.gdr.pin(m.va(), MIB, Kind::Forced), libc::EOPNOTSUPP);
+    let pin = t.gdr.pin(c.va(), MIB, Kind::Forced)?;
+    refused!(pin.map(t.peer), libc::EOPNOTSUPP);
+    pin.unpin()?;
+    // IOMMU group: who attaches to a forced dma-buf is in the GPU's.
+    refused!(t.gdr.attach(t.rm.export_forced(0, &whole(&m))?.as_fd(), t.peer), libc::EOPNOTSUPP);
+    let group = |(domain, bus, device, function): Pci| {
+        std::fs::read_link(format!("/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.{function}/iommu_group"))
+            .ok()
+    };
+    let attached = t.gdr.attach(t.rm.export_forced(0, &whole(&c))?.as_fd(), t.peer);
+    if group(t.peer) == group(t.rm.info(0)?.pci) {
+        attached?;
+    } else {
+        refused!(attached, libc::EOPNOTSUPP);
+    }
+    m.free()?;
+    c.free()?;
+    Ok(t.lab.reset_config()?)
+}
+
+/// The last page of the BAR cannot be mapped. If it is not the table's last, nobody hears of that
+/// before 580.
 fn last_page_in_front(t: &Test) -> Outcome {
+    let stops = has_gates(t)?;
     let size = t.rm.info(0)?.memory;
     t.lab.set("crc_max", 0)?;
     t.lab.set("bar1_reserve", 0)?;
@@ -590,7 +659,11 @@ fn last_page_in_front(t: &Test) -> Outcome {
     let first = t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)?;
     same!(first.first, card.first);
     refused!(first.map(t.peer), libc::EIO);
-    card.map(t.peer)?;
+    if stops {
+        refused!(card.map(t.peer), libc::EIO);
+    } else {
+        card.map(t.peer)?;
+    }
     card.unpin()?;
     drop(first);
     m.free()?;
@@ -981,6 +1054,7 @@ fn main() {
         ("faults", faults),
         ("puts_that_fail", puts_that_fail),
         ("dma", dma),
+        ("gates", gates),
         ("last_page_in_front", last_page_in_front),
         ("map_while_unbound", map_while_unbound),
         ("put_behind_callback", put_behind_callback),
