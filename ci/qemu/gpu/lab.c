@@ -60,7 +60,7 @@ static const char * const counter_names[NVLAB_ACCOUNT_COUNT] = {
 	[NVLAB_ACCOUNT_MEMORY_USED] = "memory_used",
 	/* kernel memory of the page tables; what that takes in differs by flavour */
 	[NVLAB_ACCOUNT_TABLE_BYTES] = "table_bytes",
-	/* tables lost by the driver's own bug (docs/facts.md#get) */
+	/* tables lost by nv-p2p.c's own bug, as nvlab-selftest's gaps shows */
 	[NVLAB_ACCOUNT_LEAKED_TABLES] = "leaked_tables",
 	[NVLAB_ACCOUNT_CALLBACKS_RUNNING] = "callbacks_running",
 	/* Counters. */
