@@ -147,6 +147,32 @@ static void handles(uint64_t at)
 	}
 }
 
+/* Frees what it registered and deregistered by handles of its own, and needs most of the memory
+ * again after the cache had time to notice. */
+static void handles_freed(uint64_t at)
+{
+	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int);
+	void *lib = dlopen("libibverbs.so.1", RTLD_NOW);
+	int (*dereg)(struct ibv_mr *);
+	uint64_t size = 31ul << 27;
+
+	*(void **)&reg = dlsym(lib, "ibv_reg_mr");
+	*(void **)&dereg = dlsym(lib, "ibv_dereg_mr");
+	for (int i = 0; i < 2; i++) {
+		int status = cuMemAlloc_v2(&at, size);
+		struct ibv_mr *mr;
+
+		printf("most of the memory: %d\n", status);
+		if (status)
+			return;
+		mr = show("handle", reg(&pd, (void *)at, size, IBV_ACCESS_LOCAL_WRITE), at);
+		if (mr)
+			dereg(mr);
+		cuMemFree_v2(at);
+		usleep(2500000);
+	}
+}
+
 /* Registers the same buffer twice, and once more after it was freed and allocated again. */
 static void again(uint64_t at)
 {
@@ -447,7 +473,7 @@ int main(int argc, char **argv)
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
 		      { "exits", exits }, { "kept", kept }, { "shortage", shortage }, { "restored", restored },
 		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "broken", broken },
-		      { "handles", handles }, { "threads-own", threads_own } };
+		      { "handles", handles }, { "handles-freed", handles_freed }, { "threads-own", threads_own } };
 	int open;
 	unsigned int counts[3];
 	void *context;

@@ -304,6 +304,15 @@ fn a_region_that_was_deregistered_past_the_cache_is_not_returned() {
     }
 }
 
+/// Freed memory is let go, too, if the program deregistered it by a handle of its own.
+#[test]
+fn memory_that_was_deregistered_past_the_cache_is_free_again() {
+    let settings = [&CACHE[..], &[("STAND_IN_MEMORY", "0x100000000")]].concat();
+    let (out, said) = run(&build("handles-freed", Without::Nothing), "handles-freed", true, &settings);
+    let all = "most of the memory: 0\nhandle: addr right\n".repeat(2);
+    assert!(out.starts_with(&all) && said.is_empty(), "{out}{said}");
+}
+
 /// Programs of the newest rdma-core call this function first.
 #[test]
 fn the_newest_call_is_reached() {

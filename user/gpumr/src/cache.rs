@@ -134,6 +134,9 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
 
 /// A region, and the dma-buf that keeps its memory if there is one.
 type Made<V> = (<V as Verbs>::Mr, Option<Arc<Export>>);
+/// What remains of an entry that was removed: the end of its region, or the dma-buf that it no
+/// longer needs. Dropping it calls verbs or closes a file, so it must happen where no lock is held.
+type Rest<G, V> = (Option<Removed<G, V>>, Option<Arc<Closed>>);
 /// An entry, and its maker's lease.
 type New<G, V> = (Arc<Entry<G, V>>, Held<G, V>);
 type Regions<G, V> = BTreeMap<u64, Arc<Entry<G, V>>>;
@@ -629,7 +632,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 region: Region {
                     verbs: self.verbs.clone(),
                     counters: self.counters.clone(),
-                    _export: export,
+                    export,
                     generation: self.generation,
                     mr: Some(mr),
                 },
@@ -675,13 +678,20 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Removes this entry, which left the map or was never in it, so that nobody gets it again.
+    /// Removes this entry, which left the map or was never in it, so that nobody gets it again. A
+    /// lease may hold the region for long, or for ever if it was deregistered past the cache, but
+    /// not the dma-buf: that would keep memory that is freed meanwhile.
     #[must_use = "it is deregistered where no lock is held"]
-    fn remove(&self, state: &mut State<G, V>, entry: &Arc<Entry<G, V>>) -> Option<Removed<G, V>> {
+    fn remove(&self, state: &mut State<G, V>, entry: &Arc<Entry<G, V>>) -> Option<Rest<G, V>> {
+        // SAFETY: An entry is removed once, under this lock, so it is not yet.
+        let export = unsafe { entry.region() }.export.clone();
         let (hits, unused) = entry.word.remove();
         self.counters.hits.add(hits);
-        // SAFETY: The word said so.
-        unused.then(|| unsafe { state.end(entry) })
+        if unused {
+            // SAFETY: The word said so.
+            return Some((Some(unsafe { state.end(entry) }), None));
+        }
+        Some((None, Some(export?.close()?)))
     }
 
     /// Notes that the entry is deregistered.
@@ -902,10 +912,16 @@ impl<G: Gpu, V: Verbs> Drop for Inner<G, V> {
         state.queue.clear();
         state.of_gpus.clear();
         let left: Vec<_> = std::mem::take(&mut state.regions).into_values().flat_map(BTreeMap::into_values).collect();
+        // A child must not wait for a thread of its parent.
+        let forked = self.generation != fork::generation();
         for entry in left {
+            // SAFETY: It was in the map, so it is not removed.
+            let export = unsafe { entry.region() }.export.clone();
             if entry.word.remove().1 {
                 // SAFETY: The word said so.
                 drop(unsafe { Removed::new(entry) });
+            } else if let Some(export) = export.filter(|_| !forked) {
+                drop(export.close());
             }
         }
     }

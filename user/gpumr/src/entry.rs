@@ -20,8 +20,8 @@ const GPU_PAGE: u64 = 64 << 10;
 /// A dma-buf, which the registrations of all NICs share. While it is open, it keeps the memory.
 pub(crate) struct Export {
     pub(crate) range: Range,
-    /// The descriptor, or `None` once newer ones have its place. Existing registrations do not need
-    /// it any more.
+    /// The descriptor, or `None` once newer ones have its place, or a registration that has it left
+    /// the cache. Existing registrations do not need it any more.
     fd: Mutex<Option<Arc<Closed>>>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Region<V: Verbs> {
     pub(crate) verbs: Arc<V>,
     pub(crate) counters: Arc<Counters>,
     /// The dma-buf that keeps the memory for other NICs.
-    pub(crate) _export: Option<Arc<Export>>,
+    pub(crate) export: Option<Arc<Export>>,
     pub(crate) generation: u64,
     pub(crate) mr: Option<V::Mr>,
 }

@@ -374,6 +374,46 @@ fn dma_bufs_are_closed_before_the_files_of_a_program_are_used_up() {
     assert_eq!((world.regions(), world.exports().1), (0, 0));
 }
 
+/// A program may hold a lease for long, or deregister the region past the cache. The dma-buf, which
+/// only other NICs need, must not keep memory that is freed until then.
+#[test]
+fn a_lease_keeps_no_dma_buf_open_once_its_region_left_the_cache() {
+    for how in ["sweep", "hit", "report", "report all", "forget", "revoked", "abandoned", "replaced", "closed"] {
+        let world = World::default();
+        world.refuse_peer_memory();
+        let mut cache = Some(cache(&world));
+        let block = world.allocate(4).unwrap();
+        let register = |length| cache.as_ref().unwrap().register(0, block.start(), length, 1).unwrap();
+        let lease = register(2 * PAGE);
+        let (other, key) = (register(PAGE), lease.lkey());
+        let open = || cache.as_ref().unwrap();
+        assert_eq!(world.exports(), (1, 1));
+        match how {
+            "sweep" => {
+                world.free(block);
+                open().sweep();
+            }
+            "hit" => {
+                world.free(block);
+                open().register(0, block.start(), PAGE, 1).expect_err("freed");
+            }
+            "report" => open().before_free(block.start(), 1).unwrap(),
+            "report all" => open().before_free_all(),
+            "forget" => open().forget(0),
+            "revoked" => other.revoked(),
+            "abandoned" => other.abandon(),
+            "replaced" => {
+                let larger = register(4 * PAGE);
+                larger.revoked();
+            }
+            _ => cache = None,
+        }
+        assert_eq!(world.exports().1, 0, "{how}: it keeps the memory");
+        assert!(world.is_alive(key), "{how}: in use");
+        drop((lease, cache));
+    }
+}
+
 /// A program that has promised nothing may report a free, too.
 #[test]
 fn without_a_promise_a_reported_free_lets_go_at_once() {
