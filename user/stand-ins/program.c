@@ -253,6 +253,21 @@ static void kept(uint64_t at)
 	printf("kept %u\n", counts[2]);
 }
 
+/* Has more memory registered than a cache should keep, as for weights, and uses small buffers. */
+static void beside(uint64_t at)
+{
+	uint64_t large, size = 5ul << 30;
+	struct ibv_mr *mr;
+
+	if (cuMemAlloc_v2(&large, size))
+		return;
+	twice("before", at);
+	mr = show("5 GiB", ibv_reg_mr(&pd, (void *)large, size, IBV_ACCESS_LOCAL_WRITE), large);
+	twice("beside", at);
+	if (mr)
+		ibv_dereg_mr(mr);
+}
+
 /* Frees and allocates again once memory is short, like PyTorch's allocator. Short means less
  * than 1 GiB, or a sixteenth of all. */
 static void shortage(uint64_t at)
@@ -471,7 +486,7 @@ int main(int argc, char **argv)
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
 		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg },
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
-		      { "exits", exits }, { "kept", kept }, { "shortage", shortage }, { "restored", restored },
+		      { "exits", exits }, { "kept", kept }, { "beside", beside }, { "shortage", shortage }, { "restored", restored },
 		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "broken", broken },
 		      { "handles", handles }, { "handles-freed", handles_freed }, { "threads-own", threads_own } };
 	int open;

@@ -177,11 +177,11 @@ fn cached(verbs: &Functions) -> Option<&'static Cached> {
             Some(next) if !next.is_libibverbs => IbVerbs::given(next.functions),
             _ => IbVerbs::of_devices_or(*verbs),
         };
-        let limits = Limits { bytes: KEPT, ..Limits::default() };
         let mut options = Options::default();
+        options.idle_bytes = KEPT;
         // With this, an allocator that frees to allocate again, like PyTorch's, gets what it freed.
         options.free_bytes = FREE_BYTES_AUTO;
-        let cache = Cache::with(Cuda::open()?, verbs, Policy::parse(&way)?, limits, options);
+        let cache = Cache::with(Cuda::open()?, verbs, Policy::parse(&way)?, Limits::default(), options);
         let sweeper = Sweeper::start(&cache, SWEEP).map_err(Error::Thread)?;
         Ok(Cached { cache, leases: Mutex::default(), _sweeper: sweeper })
     };

@@ -222,6 +222,15 @@ fn the_cache_keeps_no_more_than_it_says() {
     assert!(out.contains("kept 2\n"), "{out}");
 }
 
+/// What the program has registered does not count.
+#[test]
+fn the_cache_serves_a_program_that_has_much_registered() {
+    let (out, said) = run(&build("beside", Without::Nothing), "beside", true, &CACHE);
+    let lines = ["before", "before", "5 GiB", "beside", "beside"].map(|name| format!("{name}: addr right\n"));
+    assert!(out.starts_with(&lines.concat()) && said.is_empty(), "{out}{said}");
+    assert!(out.contains("plain 0, dma-buf 2, live 0\n"), "each was registered once: {out}");
+}
+
 /// A program that frees memory to allocate again gets it, although the cache knows it.
 #[test]
 fn with_the_cache_an_allocator_gets_what_it_freed() {

@@ -80,6 +80,10 @@ pub struct Options {
     /// is checked when something is registered and by the [`crate::Sweeper`], at most every 20 ms.
     /// 0: never. [`crate::FREE_BYTES_AUTO`] suits PyTorch.
     pub free_bytes: u64,
+    /// The number of bytes that may stay registered that nobody uses. What is in use does not
+    /// count, unlike for [`Limits::bytes`]. With such a limit, each hit takes the cache's lock. 0: no
+    /// such limit.
+    pub idle_bytes: u64,
     /// A function that is called once for each region that a lease holds when its memory is found
     /// or reported to have gone. The holder should stop using the region and release it. The thread
     /// that noticed calls the function, without a lock; it may be the sweeper. The function must
@@ -92,6 +96,7 @@ impl std::fmt::Debug for Options {
         f.debug_struct("Options")
             .field("superset", &self.superset)
             .field("free_bytes", &self.free_bytes)
+            .field("idle_bytes", &self.idle_bytes)
             .field("on_gone", &self.on_gone.is_some())
             .finish()
     }
@@ -151,8 +156,9 @@ struct Making {
 /// # Invariants
 ///
 /// Of one domain and access, no entry contains another, so starts and ends have the same order. The
-/// sums are those of all entries. No entry in the maps is removed, and each entry that leaves them
-/// is.
+/// sums are those of all entries, and `queued_bytes` that of the queue. No entry in the maps is
+/// removed, and each entry that leaves them is. With [`Options::idle_bytes`], an entry in the queue
+/// is not in use, unless its user is about to take the lock and to take it out.
 pub(crate) struct State<G: Gpu, V: Verbs> {
     regions: BTreeMap<(V::Pd, Access), Regions<G, V>>,
     entries: u64,
@@ -170,6 +176,7 @@ pub(crate) struct State<G: Gpu, V: Verbs> {
     /// The entries that may be evicted, by their last use as far as it was known when they were put
     /// in. An entry in use is taken out when its turn comes, and its last lease puts it back.
     queue: BTreeMap<(u64, usize), Arc<Entry<G, V>>>,
+    queued_bytes: u64,
     /// All entries by their GPU. Empty if free memory is not watched.
     pub(crate) of_gpus: BTreeMap<(i32, usize), Arc<Entry<G, V>>>,
     /// The GPUs that have little free memory.
@@ -203,18 +210,22 @@ impl<G: Gpu, V: Verbs> State<G, V> {
             let used = entry.used.load(Ordering::Relaxed);
             entry.queued.store(used, Ordering::Relaxed);
             self.queue.insert((used, Arc::as_ptr(entry) as usize), entry.clone());
+            self.queued_bytes += entry.range.length();
         }
     }
 
     fn unqueue(&mut self, entry: &Entry<G, V>) {
         let used = entry.queued.swap(UNQUEUED, Ordering::Relaxed);
-        self.queue.remove(&(used, std::ptr::from_ref(entry) as usize));
+        if self.queue.remove(&(used, std::ptr::from_ref(entry) as usize)).is_some() {
+            self.queued_bytes -= entry.range.length();
+        }
     }
 
     /// Takes out the entry whose turn it is to be evicted, by its present last use.
     fn turn(&mut self) -> Option<Arc<Entry<G, V>>> {
         loop {
             let ((queued, _), entry) = self.queue.pop_first()?;
+            self.queued_bytes -= entry.range.length();
             entry.queued.store(UNQUEUED, Ordering::Relaxed);
             if entry.used.load(Ordering::Relaxed) == queued {
                 return Some(entry);
@@ -328,8 +339,19 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         unsafe { Removed::new(entry.clone()) }
     }
 
-    fn exceeds(&self, limits: &Limits) -> bool {
-        self.entries > limits.entries || self.bytes > limits.bytes || self.bar1_bytes > limits.bar1_bytes
+    /// Notes that somebody got a lease of this entry, if it is in the map: it leaves the queue, and
+    /// its last lease puts it back.
+    fn lend(&mut self, lease: &Held<G, V>) {
+        if self.same(lease).is_some() {
+            self.unqueue(lease);
+            // It has a lease, so it is not removed, but learns that it is awaited.
+            lease.word.remove_or_await();
+        }
+    }
+
+    fn exceeds(&self, limits: &Limits, idle_bytes: u64) -> bool {
+        let idle = idle_bytes > 0 && self.queued_bytes > idle_bytes;
+        idle || self.entries > limits.entries || self.bytes > limits.bytes || self.bar1_bytes > limits.bar1_bytes
     }
 }
 
@@ -351,6 +373,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
             exports: VecDeque::new(),
             shared: BTreeMap::new(),
             queue: BTreeMap::new(),
+            queued_bytes: 0,
             of_gpus: BTreeMap::new(),
             pressed: BTreeSet::new(),
             outside: Vec::new(),
@@ -391,10 +414,10 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         let range = Range::new(address, length)?;
         let inner = &self.0;
         inner.check_process()?;
-        if let Some(entry) = inner.recent(pd, access, &range) {
-            return Ok(Lease::new(entry, range));
-        }
-        if let Some(entry) = inner.hit(pd, access, &range) {
+        if let Some(entry) = inner.recent(pd, access, &range).or_else(|| inner.hit(pd, access, &range)) {
+            if inner.options.idle_bytes > 0 {
+                lock(&inner.state).lend(&entry);
+            }
             return Ok(Lease::new(entry, range));
         }
         inner.counters.misses.add(1);
@@ -556,6 +579,9 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             let kept = inside.is_some();
             if kept {
                 self.watch(&mut state, &entry);
+                if self.options.idle_bytes > 0 {
+                    state.lend(&held);
+                }
             }
             let out = inside.unwrap_or_else(|| vec![entry.clone()]);
             if same && self.options.on_gone.is_some() {
@@ -831,7 +857,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         }
         let mut out = Vec::new();
         let mut state = lock(&self.state);
-        while state.exceeds(&self.limits) {
+        while state.exceeds(&self.limits, self.options.idle_bytes) {
             let Some(entry) = state.turn() else { break };
             // An entry in use learns that it is awaited.
             if self.evict(&entry) {
@@ -857,6 +883,10 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 out = Some(unsafe { state.end(&entry) });
             } else {
                 state.enqueue(&entry);
+            }
+            if self.options.idle_bytes > 0 && entry.word.in_use() {
+                // Somebody got it meanwhile, and lend() sees to it that its last lease comes here.
+                state.unqueue(&entry);
             }
         }
         drop(state);
@@ -910,6 +940,7 @@ impl<G: Gpu, V: Verbs> Drop for Inner<G, V> {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         state.queue.clear();
+        state.queued_bytes = 0;
         state.of_gpus.clear();
         let left: Vec<_> = std::mem::take(&mut state.regions).into_values().flat_map(BTreeMap::into_values).collect();
         // A child must not wait for a thread of its parent.

@@ -732,6 +732,36 @@ fn what_was_in_use_is_evicted_in_its_turn() {
     assert!(world.is_alive(keys[2]));
 }
 
+/// A program may hold more than a cache should keep. As much is kept beside that.
+#[test]
+fn what_is_in_use_is_no_part_of_what_may_stay_unused() {
+    let world = World::default();
+    let mut options = Options::default();
+    options.idle_bytes = 4 * PAGE;
+    let cache = Cache::with(world.clone(), world.clone(), Policy::by_module(true), Limits::default(), options);
+    let blocks: Vec<Range> = (0..4).map(|_| world.allocate(2).unwrap()).collect();
+    let large = world.allocate(9).unwrap();
+    let keys = [0, 1].map(|n| region(&world, &cache, blocks[n]));
+    let held = cache.register(0, large.start(), large.length(), 1).unwrap();
+    assert_eq!([0, 1].map(|n| region(&world, &cache, blocks[n])), keys, "older, and kept");
+    let again = cache.register(0, blocks[0].start(), PAGE, 1).unwrap();
+    let more = [2, 3].map(|n| region(&world, &cache, blocks[n]));
+    assert!(world.is_alive(keys[0]) && !world.is_alive(keys[1]), "one is in use, the other is the oldest of three");
+    assert!(more.iter().all(|key| world.is_alive(*key)));
+    drop(again);
+    assert!(!world.is_alive(keys[0]), "it counts from its last lease on, and was used longest ago");
+    assert!(more.iter().all(|key| world.is_alive(*key)));
+    let of_large = held.lkey();
+    drop(held);
+    assert!(!world.is_alive(of_large), "more than may stay");
+    world.free(blocks[3]);
+    cache.sweep();
+    cache.before_free(blocks[2].start(), 1).unwrap();
+    assert_eq!((world.regions(), cache.stats().bytes), (0, 0));
+    let keys = [1, 2].map(|n| region(&world, &cache, blocks[n]));
+    assert_eq!([1, 2].map(|n| region(&world, &cache, blocks[n])), keys, "what went left its place");
+}
+
 #[test]
 fn bad_input_is_named() {
     let world = World::default();

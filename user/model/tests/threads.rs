@@ -327,6 +327,45 @@ fn in_a_shortage_regions_end_with_their_last_lease() {
     });
 }
 
+/// Two threads use one buffer and others of their own. What nobody uses stays within its limit,
+/// and what somebody uses is no part of it.
+#[test]
+fn what_nobody_uses_stays_within_its_limit() {
+    search("what nobody uses", || {
+        let world = World::default();
+        let mut options = Options::default();
+        options.idle_bytes = 2 * 4096;
+        let policy = Policy::by_module(true);
+        let cache = Cache::with(world.clone(), world.clone(), policy, Limits::default(), options);
+        let (shared, held) = (world.allocate(2).unwrap(), world.allocate(8).unwrap());
+        let lease = cache.register(0, held.start(), held.length(), 1).unwrap();
+        let threads = [false, true].map(|others| {
+            let (world, cache) = (world.clone(), cache.clone());
+            shuttle::thread::spawn(move || {
+                for _ in 0..3 {
+                    register(&world, &cache, shared);
+                }
+                if others {
+                    let block = world.allocate(1).unwrap();
+                    register(&world, &cache, block);
+                    register(&world, &cache, shared);
+                }
+            })
+        });
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let kept = cache.stats().bytes - held.length();
+        assert!(0 < kept && kept <= 2 * 4096, "IDLE: {kept} bytes that nobody uses are left");
+        let before = cache.stats().misses;
+        register(&world, &cache, shared);
+        register(&world, &cache, shared);
+        assert!(cache.stats().misses <= before + 1, "IDLE: what fits is not kept");
+        drop(lease);
+        assert!(cache.stats().bytes <= 2 * 4096, "IDLE: what was in use is kept");
+    });
+}
+
 /// The holder of a region in use is told once when its memory goes, whoever registers a larger one,
 /// sweeps and reports meanwhile.
 #[test]
