@@ -91,6 +91,11 @@ pub trait Gpu: Send + Sync + 'static {
     /// Returns the allocation, or the segment of virtual memory, around the address. It needs no
     /// context of the caller's.
     fn allocation(&self, address: u64) -> Option<Range>;
+    /// Fails if the library has no function for exports, in words and with
+    /// [`io::ErrorKind::Unsupported`].
+    fn exports(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// Exports the range as a dma-buf, which consists of whole pages of the system. Errors are in
     /// words.
     fn export(&self, range: Range) -> Result<OwnedFd, String>;
@@ -129,6 +134,12 @@ pub trait Verbs: Send + Sync + 'static {
     type Mr: Send + Sync + 'static;
     /// Calls `ibv_reg_mr()`.
     fn register(&self, pd: Self::Pd, range: Range, access: Access) -> io::Result<Self::Mr>;
+    /// Fails if there is no function for dma-bufs: with [`io::ErrorKind::Unsupported`] if the library
+    /// lacks it, with [`io::ErrorKind::InvalidInput`] if the caller's table does. The error is in
+    /// words.
+    fn takes_dma_buf(&self, _pd: Self::Pd) -> io::Result<()> {
+        Ok(())
+    }
     /// Calls `ibv_reg_dmabuf_mr()`. `range` lies `offset` bytes into the dma-buf.
     fn register_dma_buf(
         &self,

@@ -670,6 +670,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     fn by_dma_buf(&self, pd: V::Pd, access: Access, range: Range, identity: &Identity) -> Result<Made<V>, Refusal> {
         let pages =
             range.widened(page_size()).ok_or_else(|| Refusal::Export("the range ends the address space".into()))?;
+        // Exporting costs more than these two answers.
+        self.verbs.takes_dma_buf(pd).and_then(|()| self.gpu.exports()).map_err(Refusal::Missing)?;
         let (export, fd) = match self.exported(&range, &pages, identity) {
             Some(shared) => shared,
             None => {

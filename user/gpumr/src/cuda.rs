@@ -40,6 +40,7 @@ const WRONG_CONTEXT: [c_int; 3] = [201, 500, 709];
 const RUNNING: c_int = 0;
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
+const NO_EXPORT: &str = "libcuda has no cuMemGetHandleForAddressRange (CUDA 11.7)";
 /// A flag of dlopen: open only what the program has loaded itself.
 const RTLD_NOLOAD: c_int = 4;
 
@@ -315,8 +316,13 @@ impl Gpu for Cuda {
         }
     }
 
+    fn exports(&self) -> std::io::Result<()> {
+        let lacks = || std::io::Error::new(std::io::ErrorKind::Unsupported, NO_EXPORT);
+        self.handle.as_ref().map(|_| ()).ok_or_else(lacks)
+    }
+
     fn export(&self, range: Range) -> Result<OwnedFd, String> {
-        let handle = self.handle.as_ref().ok_or("libcuda has no cuMemGetHandleForAddressRange (CUDA 11.7)")?;
+        let handle = self.handle.as_ref().ok_or(NO_EXPORT)?;
         let fd: Cell<c_int> = Cell::new(-1);
         let (at, length) = (range.start(), range.length() as usize);
         // SAFETY: A local; the range is made of whole pages, and a wrong one is refused.

@@ -157,7 +157,7 @@ fn lacks(function: &str, since: u32) -> io::Error {
 }
 
 fn hole(function: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::Unsupported, format!("the table of verbs functions has no {function}"))
+    io::Error::new(io::ErrorKind::InvalidInput, format!("the table of verbs functions has no {function}"))
 }
 
 /// Fails as C does, for a function that the library lacks.
@@ -387,8 +387,19 @@ impl Functions {
         }
     }
 
+    /// Returns `ibv_reg_dmabuf_mr()`, or an error that says who lacks it.
+    fn takes_dma_buf(&self) -> io::Result<RegDmaBuf> {
+        self.reg_dma_buf.ok_or_else(|| {
+            if self.reg_mr.is_none() {
+                hole("reg_dmabuf_mr")
+            } else {
+                lacks("ibv_reg_dmabuf_mr", 34)
+            }
+        })
+    }
+
     /// Calls `ibv_reg_dmabuf_mr()` with the NIC's address `iova`, and enters the address that the
-    /// program knows.
+    /// program knows. Fails as that does, and if there is no such function.
     pub fn dma_buf(
         &self,
         pd: Pd,
@@ -398,13 +409,7 @@ impl Functions {
         fd: BorrowedFd<'_>,
         access: Access,
     ) -> io::Result<Mr> {
-        let call = self.reg_dma_buf.ok_or_else(|| {
-            if self.reg_mr.is_none() {
-                hole("reg_dmabuf_mr")
-            } else {
-                lacks("ibv_reg_dmabuf_mr", 34)
-            }
-        })?;
+        let call = self.takes_dma_buf()?;
         // SAFETY: The domain lives (Pd::new), the descriptor is borrowed; a wrong range or flag is
         // refused.
         let mr =
@@ -545,6 +550,10 @@ impl Verbs for IbVerbs {
             (Some(_), None) => return Err(lacks("ibv_reg_mr_iova2", 28)),
             (None, None) => return Err(hole("reg_mr")),
         })
+    }
+
+    fn takes_dma_buf(&self, pd: Pd) -> io::Result<()> {
+        self.of(pd.context()).takes_dma_buf().map(|_| ())
     }
 
     fn register_dma_buf(

@@ -794,6 +794,7 @@ fn bad_input_is_named() {
     assert!(error.to_string().contains("is nvidia-peermem loaded?"), "{error}");
     let error = Sweeper::start(&cache, Duration::ZERO).expect_err("refused");
     assert!(error.to_string().contains("would sweep without end"), "{error}");
+    assert_eq!(gpumr::Error::Thread(error).errno(), libc::EINVAL);
     let error = Policy::parse("fast").unwrap_err();
     check((error.errno(), error.to_string()), libc::EINVAL, "\"fast\" is no way to register");
     assert_eq!(world.regions(), 0, "nothing leaks");
