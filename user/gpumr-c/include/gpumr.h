@@ -189,9 +189,10 @@ void gpumr_revoked(struct gpumr_lease *lease);
 /* Ends what is registered in pd: before ibv_dealloc_pd(), and when the NIC is removed. Release the
  * leases of pd before: what they hold ends with them. */
 int gpumr_forget(struct gpumr *cache, struct ibv_pd *pd);
-/* Lets go of what was freed. */
+/* Lets go of what was freed, with what other threads are just letting go of. */
 void gpumr_sweep(struct gpumr *cache);
-/* Lets go of all that nobody uses; returns the bytes of it that were not freed. */
+/* Lets go of all that nobody uses, with what other threads are just letting go of; returns the bytes
+ * of it that were not freed. */
 uint64_t gpumr_shrink(struct gpumr *cache);
 
 /* Memory is about to be freed or unmapped, or all of it with its context: nobody gets its

@@ -166,8 +166,11 @@ pub(crate) struct State<G: Gpu, V: Verbs> {
     bar1_bytes: u64,
     /// The registrations under way, by the clock when they began.
     making: BTreeMap<u64, Making>,
-    /// Entries that were removed without leases and are not yet deregistered.
-    ending: Vec<Arc<Entry<G, V>>>,
+    /// Entries that were removed without leases and are not yet deregistered, in the order in which
+    /// they were removed.
+    ending: BTreeMap<u64, Arc<Entry<G, V>>>,
+    /// The number of the next such entry.
+    next_end: u64,
     /// The dma-bufs that other NICs may use, beginning with the oldest.
     exports: VecDeque<Weak<Export>>,
     /// The newest dma-buf of each range, by the range's first and last address, with the
@@ -334,9 +337,11 @@ impl<G: Gpu, V: Verbs> State<G, V> {
     ///
     /// As for [`Removed::new()`].
     pub(crate) unsafe fn end(&mut self, entry: &Arc<Entry<G, V>>) -> Removed<G, V> {
-        self.ending.push(entry.clone());
+        let number = self.next_end;
+        self.next_end += 1;
+        self.ending.insert(number, entry.clone());
         // SAFETY: By this function's contract.
-        unsafe { Removed::new(entry.clone()) }
+        unsafe { Removed::new(entry.clone(), number) }
     }
 
     /// Notes that somebody got a lease of this entry, if it is in the map: it leaves the queue, and
@@ -369,7 +374,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
             bytes: 0,
             bar1_bytes: 0,
             making: BTreeMap::new(),
-            ending: Vec::new(),
+            ending: BTreeMap::new(),
+            next_end: 0,
             exports: VecDeque::new(),
             shared: BTreeMap::new(),
             queue: BTreeMap::new(),
@@ -440,14 +446,16 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         pds.iter().map(|pd| self.register(*pd, address, length, access)).collect()
     }
 
-    /// Ends every registration whose memory is freed. What a lease holds ends with that.
+    /// Ends every registration whose memory is freed. What a lease holds ends with that. What
+    /// another thread is just deregistering is gone, too, when this returns.
     pub fn sweep(&self) {
         self.0.sweep();
     }
 
     /// Evicts every registration that nobody uses, and returns their bytes. For a program whose
     /// allocation failed, or is about to: what is freed while it is registered stays allocated until
-    /// its registration ends, and a registration takes room in BAR1.
+    /// its registration ends, and a registration takes room in BAR1. What another thread is just
+    /// deregistering is gone, too, when this returns.
     pub fn shrink(&self) -> u64 {
         self.0.shrink()
     }
@@ -616,9 +624,13 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         range: Range,
         identity: &Identity,
     ) -> Result<New<G, V>, Error> {
+        let before = {
+            let state = lock(&self.state);
+            state.ending.keys().next().copied().unwrap_or(state.next_end)
+        };
         let first = self.make_once(pd, access, range, identity);
         match first {
-            Err(error) if self.make_room(&error) => {
+            Err(error) if self.make_room(&error, before) => {
                 let made = self.make_once(pd, access, range, identity)?;
                 self.counters.retried.add(1);
                 Ok(made)
@@ -722,10 +734,22 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         Some((None, Some(export?.close()?)))
     }
 
-    /// Notes that the entry is deregistered.
-    pub(crate) fn ended(&self, entry: &Arc<Entry<G, V>>) {
-        lock(&self.state).ending.retain(|ending| !Arc::ptr_eq(ending, entry));
+    /// Notes that the entry with this number is deregistered.
+    pub(crate) fn ended(&self, number: u64) {
+        let ended = lock(&self.state).ending.remove(&number);
         self.ended.notify_all();
+        drop(ended);
+    }
+
+    /// Waits for what other threads are deregistering at this moment, and returns the number of the
+    /// next end. The caller has nothing left to deregister itself.
+    fn wait_for_ends(&self) -> u64 {
+        let mut state = lock(&self.state);
+        let until = state.next_end;
+        while state.ending.first_key_value().is_some_and(|(number, _)| *number < until) {
+            state = wait(&self.ended, state);
+        }
+        until
     }
 
     /// Takes this entry out of the map, so that nobody gets it again. Returns it if it was in the
@@ -784,6 +808,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         self.check_process().is_ok() && entry.identity.holds(&self.gpu)
     }
 
+    /// Ends what is freed, and waits where another thread is just doing that: the program may ask
+    /// for this because it is about to allocate.
     fn sweep(&self) {
         if self.check_process().is_err() {
             return;
@@ -795,6 +821,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             }
         }
         self.tell_outside(None, false);
+        self.wait_for_ends();
     }
 
     pub(crate) fn trust(&self, on: bool) {
@@ -844,7 +871,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         drop(state);
         drop(out);
         let mut state = lock(&self.state);
-        while state.ending.iter().any(|entry| which(entry)) {
+        while state.ending.values().any(|entry| which(entry)) {
             state = wait(&self.ended, state);
         }
         drop(state);
@@ -897,13 +924,16 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     }
 
     /// Evicts all that nobody uses, and ends what is freed, before a program allocates what it
-    /// could not get. Returns how many bytes it released.
+    /// could not get. What other threads are letting go of is released, too, when this returns.
+    /// Returns how many bytes it released itself.
     fn shrink(&self) -> u64 {
         self.sweep();
         if self.check_process().is_err() {
             return 0;
         }
-        self.evict_where(|_| true).iter().map(|entry| entry.range.length()).sum()
+        let evicted = self.evict_where(|_| true).iter().map(|entry| entry.range.length()).sum();
+        self.wait_for_ends();
+        evicted
     }
 
     /// Evicts and returns those of the entries that `which` chooses and nobody uses.
@@ -918,14 +948,16 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         evicted
     }
 
-    /// Evicts what nobody uses, if that may help against `error`. Returns whether there was
-    /// anything.
-    fn make_room(&self, error: &Error) -> bool {
+    /// Evicts what nobody uses, if that may help against `error`, and waits for what other threads
+    /// are deregistering. Returns whether there was anything, or has been since the end with the
+    /// number `before`.
+    fn make_room(&self, error: &Error, before: u64) -> bool {
         let (short, perhaps) = (error.lacks_memory(), error.may_lack_bar1());
         if !short && !perhaps {
             return false;
         }
-        !self.evict_where(|entry| short || entry.way == Way::PeerMemory).is_empty()
+        self.evict_where(|entry| short || entry.way == Way::PeerMemory);
+        self.wait_for_ends() > before
     }
 
     /// Removes this entry if nobody uses it, so that nobody gets it again. The caller must then
@@ -951,8 +983,8 @@ impl<G: Gpu, V: Verbs> Drop for Inner<G, V> {
             // SAFETY: It was in the map, so it is not removed.
             let export = unsafe { entry.region() }.export.clone();
             if entry.word.remove().1 {
-                // SAFETY: The word said so.
-                drop(unsafe { Removed::new(entry) });
+                // SAFETY: The word said so. Nobody waits for it, so it needs no number.
+                drop(unsafe { Removed::new(entry, 0) });
             } else if let Some(export) = export.filter(|_| !forked) {
                 drop(export.close());
             }

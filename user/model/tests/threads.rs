@@ -366,6 +366,34 @@ fn what_nobody_uses_stays_within_its_limit() {
     });
 }
 
+/// A program asks for memory back, because it is short, while another thread is letting go of the
+/// same. It is free when the call returns, whoever has deregistered it, and a registration that
+/// lacked its room is made.
+#[test]
+fn what_another_thread_lets_go_of_is_awaited() {
+    search("a shortage met", || {
+        for what in ["sweep", "shrink", "register"] {
+            let world = World::default();
+            world.limit(2);
+            let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default());
+            let (freed, other) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+            register(&world, &cache, freed);
+            world.remap(freed);
+            let sweeps = {
+                let cache = cache.clone();
+                shuttle::thread::spawn(move || cache.sweep())
+            };
+            match what {
+                "sweep" => cache.sweep(),
+                "shrink" => drop(cache.shrink()),
+                _ => drop(cache.register(0, other.start(), other.length(), 1).expect("SHORT: there is room")),
+            }
+            assert_eq!(world.keeps_freed(&[]), 0, "SHORT: {what} returned too early");
+            sweeps.join().unwrap();
+        }
+    });
+}
+
 /// The holder of a region in use is told once when its memory goes, whoever registers a larger one,
 /// sweeps and reports meanwhile.
 #[test]
