@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -145,6 +146,45 @@ static void handles(uint64_t at)
 		if (mr)
 			ibv_dereg_mr(mr);
 	}
+}
+
+/* Registers and deregisters two buffers by handles of its own, and gives its domain back so. The
+ * second region has the address of the first. */
+static void handles_reused(uint64_t at)
+{
+	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int), *mr[2];
+	void *lib = dlopen("libibverbs.so.1", RTLD_NOW);
+	int (*dereg)(struct ibv_mr *), (*dealloc)(struct ibv_pd *);
+
+	*(void **)&reg = dlsym(lib, "ibv_reg_mr");
+	*(void **)&dereg = dlsym(lib, "ibv_dereg_mr");
+	*(void **)&dealloc = dlsym(lib, "ibv_dealloc_pd");
+	for (int i = 0; i < 2; i++) {
+		mr[i] = show("handle", reg(&pd, (void *)(at + 4096 * i), 4096, IBV_ACCESS_LOCAL_WRITE), at + 4096 * i);
+		if (!mr[i])
+			return;
+		dereg(mr[i]);
+	}
+	printf("at one address: %d\n", mr[0] == mr[1]);
+	printf("dealloc by handle: %d\n", dealloc(&pd));
+}
+
+/* Deregisters and gives the domain back by handles of its own, and then closes the device. */
+static void closes_late(uint64_t at)
+{
+	struct ibv_pd *own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *lib = dlopen("libibverbs.so.1", RTLD_NOW);
+	static struct ibv_context device;
+	int (*dereg)(struct ibv_mr *);
+	struct ibv_mr *mr;
+
+	*(void **)&dereg = dlsym(lib, "ibv_dereg_mr");
+	own->context = &device;
+	mr = show("buffer", ibv_reg_mr(own, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+	if (mr)
+		dereg(mr);
+	munmap(own, 4096);
+	ibv_close_device(&device);
 }
 
 /* Frees what it registered and deregistered by handles of its own, and needs most of the memory
@@ -488,7 +528,8 @@ int main(int argc, char **argv)
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
 		      { "exits", exits }, { "kept", kept }, { "beside", beside }, { "shortage", shortage }, { "restored", restored },
 		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "broken", broken },
-		      { "handles", handles }, { "handles-freed", handles_freed }, { "threads-own", threads_own } };
+		      { "handles", handles }, { "handles-freed", handles_freed }, { "handles-reused", handles_reused },
+		      { "closes-late", closes_late }, { "threads-own", threads_own } };
 	int open;
 	unsigned int counts[3];
 	void *context;

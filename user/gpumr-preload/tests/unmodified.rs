@@ -313,6 +313,23 @@ fn a_region_that_was_deregistered_past_the_cache_is_not_returned() {
     }
 }
 
+/// A region at the address of one that was deregistered past the cache is another, so nothing of it
+/// stays when the program thinks that it is gone.
+#[test]
+fn a_region_at_the_address_of_an_older_one_ends_with_the_programs_call() {
+    let (out, said) = run(&build("handles-reused", Without::Nothing), "handles-reused", true, &CACHE);
+    let lines = "handle: addr right\nhandle: addr right\nat one address: 1\ndealloc by handle: 0\n";
+    assert!(out.starts_with(lines) && said.is_empty(), "{out}{said}");
+    assert!(out.contains("plain 0, dma-buf 2, live 0\n"), "each was registered once: {out}");
+}
+
+/// A domain that the program gave back by a handle of its own is no longer there to be read.
+#[test]
+fn a_device_is_closed_after_a_domain_that_nobody_saw_go() {
+    let (out, said) = run(&build("closes-late", Without::Nothing), "closes-late", true, &CACHE);
+    assert!(out.starts_with("buffer: addr right\nclose: 0 regions are left\n") && said.is_empty(), "{out}{said}");
+}
+
 /// Freed memory is let go, too, if the program deregistered it by a handle of its own.
 #[test]
 fn memory_that_was_deregistered_past_the_cache_is_free_again() {
