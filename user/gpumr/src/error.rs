@@ -159,9 +159,11 @@ impl Error {
     }
 
     /// Returns whether BAR1 may be full. If the driver pins not even one page, nvidia-peermem
-    /// cannot tell that the memory is a GPU's, so `ibv_reg_mr()` fails with EFAULT.
+    /// cannot tell that the memory is a GPU's, so `ibv_reg_mr()` fails with EFAULT. It always does
+    /// for memory that cannot be pinned, like a pool's.
     pub(crate) fn may_lack_bar1(&self) -> bool {
-        matches!(self, Self::Refused { peer_memory: Some(error), .. } if error.raw_os_error() == Some(libc::EFAULT))
+        matches!(self, Self::Refused { peer_memory: Some(error), memory, .. }
+            if error.raw_os_error() == Some(libc::EFAULT) && memory.capable != Some(false))
     }
 }
 

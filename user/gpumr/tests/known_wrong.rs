@@ -314,6 +314,23 @@ fn where_peer_memory_never_works_nothing_is_evicted_for_it() {
     assert_eq!(region(&world, &cache, block), kept);
 }
 
+/// A pool's memory cannot be pinned, which is EFAULT, too. A program that tries it again and again
+/// keeps what it has.
+#[test]
+fn memory_that_cannot_be_pinned_evicts_nothing() {
+    let world = World::default();
+    world.refuse_export();
+    let cache = cache(&world);
+    let (block, pool) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+    world.refuse_to_pin(pool);
+    let kept = region(&world, &cache, block);
+    for _ in 0..2 {
+        let error = cache.register(0, pool.start(), pool.length(), 1).err().unwrap();
+        assert_eq!((error.errno(), cache.stats().evicted), (libc::EFAULT, 0));
+    }
+    assert_eq!(region(&world, &cache, block), kept);
+}
+
 #[test]
 fn the_longest_unused_goes_first() {
     let world = World::default();
