@@ -20,6 +20,8 @@ int cuDevicePrimaryCtxRetain(void **context, int device);
 int cuCtxCreate_v2(void **context, unsigned int flags, int device);
 int cuCtxDestroy_v2(void *context);
 int cuCtxPushCurrent_v2(void *context);
+int cuCtxPopCurrent_v2(void **context);
+int cuDevicePrimaryCtxRelease_v2(int device);
 int cuMemAllocAsync(uint64_t *at, size_t size, void *stream);
 int stand_in_started(void);
 void stand_in_break(void);
@@ -339,6 +341,25 @@ static void exits(uint64_t at)
 	stand_in_exit_inside();
 }
 
+/* Makes contexts, a primary one and one of its own, and ends them while a cache has their memory. */
+static void contexts_go(uint64_t at)
+{
+	for (int i = 0; i < 8; i++) {
+		int primary = i & 1;
+		void *context;
+
+		if (primary ? cuDevicePrimaryCtxRetain(&context, 1) || cuCtxPushCurrent_v2(context) :
+			      cuCtxCreate_v2(&context, 0, 1))
+			return;
+		if (cuMemAlloc_v2(&at, 8192))
+			return;
+		ibv_dereg_mr(show("buffer", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at));
+		usleep(70000);
+		if (primary ? cuCtxPopCurrent_v2(&context) || cuDevicePrimaryCtxRelease_v2(1) : cuCtxDestroy_v2(context))
+			return;
+	}
+}
+
 /* Goes through a checkpoint between two uses. It takes longer than a tick of the coarse clock,
  * as on a card. */
 static void restored(uint64_t at)
@@ -527,7 +548,7 @@ int main(int argc, char **argv)
 		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg },
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
 		      { "exits", exits }, { "kept", kept }, { "beside", beside }, { "shortage", shortage }, { "restored", restored },
-		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "broken", broken },
+		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "contexts-go", contexts_go }, { "broken", broken },
 		      { "handles", handles }, { "handles-freed", handles_freed }, { "handles-reused", handles_reused },
 		      { "closes-late", closes_late }, { "threads-own", threads_own } };
 	int open;

@@ -51,8 +51,10 @@
  * you free memory to try again (PyTorch: in a FreeMemoryCallback). Where no such place exists, set
  * free_bytes to what your largest allocations take (GPUMR_FREE_BYTES_AUTO suits PyTorch): what is
  * registered of a GPU that has less free then ends with its last lease. Free memory is looked at when
- * something is registered and by the sweeping thread (sweep_ms), each 20 ms at most. limits.bytes
- * bounds what is kept at all.
+ * something is registered and by the sweeping thread (sweep_ms), each 20 ms at most, and of GPUs whose
+ * primary context is in use, as programs with CUDA's runtime have it: that context is retained for the
+ * question. Before cudaDeviceReset() call gpumr_free_all(), which waits until nobody asks.
+ * limits.bytes bounds what is kept at all.
  *
  * Checkpoint and restore (cuda-checkpoint, CRIU) give the process new memory under old addresses and
  * numbers. The cache notices by itself, by the file /dev/nvidiactl that CUDA has open: the next

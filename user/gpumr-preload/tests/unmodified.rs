@@ -270,6 +270,15 @@ fn memory_is_served_whatever_context_is_current() {
     assert!(out.contains("plain 0, dma-buf 2, live 0\n"), "each was kept: {out}");
 }
 
+/// The sweeper asks how much memory is free at any time, so never in a context that the program may
+/// end.
+#[test]
+fn a_program_may_end_its_contexts_at_any_time() {
+    let settings = [&CACHE[..], &[("STAND_IN_SLOW_INFO", "1")]].concat();
+    let (out, said) = run(&build("contexts-go", Without::Nothing), "contexts-go", true, &settings);
+    assert!(out.starts_with(&"buffer: addr right\n".repeat(8)) && said.is_empty(), "{out}{said}");
+}
+
 /// Making a primary context takes 400 ms.
 #[test]
 fn no_context_is_made_for_memory_that_has_one() {

@@ -77,8 +77,9 @@ pub struct Options {
     /// The number of free bytes of a GPU below which everything that is registered of it ends as
     /// soon as nobody uses it. What is freed while it is registered by dma-buf, or pinned for good,
     /// stays allocated, and an allocator that frees to allocate again would not get it. Free memory
-    /// is checked when something is registered and by the [`crate::Sweeper`], at most every 20 ms.
-    /// 0: never. [`crate::FREE_BYTES_AUTO`] suits PyTorch.
+    /// is checked when something is registered and by the [`crate::Sweeper`], at most every 20 ms, of
+    /// GPUs whose primary context is in use, as programs with CUDA's runtime have it. Before one is
+    /// reset, call [`Cache::before_free_all()`]. 0: never. [`crate::FREE_BYTES_AUTO`] suits PyTorch.
     pub free_bytes: u64,
     /// The number of bytes that may stay registered that nobody uses. What is in use does not
     /// count, unlike for [`Limits::bytes`]. With such a limit, each hit takes the cache's lock. 0: no
@@ -133,8 +134,8 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     trusted: AtomicU64,
     pub(crate) pressure: Pressure,
     pub(crate) state: Mutex<State<G, V>>,
-    /// It is signalled when something leaves [`State::ending`].
-    ended: Condvar,
+    /// It is signalled when something leaves [`State::ending`], and when nobody asks any more.
+    pub(crate) ended: Condvar,
 }
 
 /// A region, and the dma-buf that keeps its memory if there is one.
@@ -184,6 +185,8 @@ pub(crate) struct State<G: Gpu, V: Verbs> {
     pub(crate) of_gpus: BTreeMap<(i32, usize), Arc<Entry<G, V>>>,
     /// The GPUs that have little free memory.
     pub(crate) pressed: BTreeSet<i32>,
+    /// The number of threads that ask CUDA how much memory is free.
+    pub(crate) asking: usize,
     /// Entries in use that are not in the map because a larger one has their place. Empty if nobody
     /// wants to hear of them.
     outside: Vec<Arc<Entry<G, V>>>,
@@ -382,6 +385,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
             queued_bytes: 0,
             of_gpus: BTreeMap::new(),
             pressed: BTreeSet::new(),
+            asking: 0,
             outside: Vec::new(),
         };
         Self(Arc::new(Inner {
@@ -469,7 +473,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
     }
 
     /// Ends all registrations, because all memory is about to be freed: a context is destroyed or
-    /// reset.
+    /// reset. When this returns, no thread asks CUDA how much memory is free
+    /// ([`Options::free_bytes`]), and none will until something is registered.
     pub fn before_free_all(&self) {
         self.0.freed(None);
     }
@@ -848,6 +853,12 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 None => state.all().cloned().collect(),
             };
             let out = self.take_out(chosen, |entry| range.is_none_or(|range| entry.range.overlaps(&range)));
+            if range.is_none() {
+                let mut state = lock(&self.state);
+                while state.asking > 0 {
+                    state = wait(&self.ended, state);
+                }
+            }
             self.counters.freed.add(out.len() as u64);
             out.iter().for_each(|entry| self.tell(entry));
             self.tell_outside(range, true);
