@@ -19,7 +19,8 @@
  * As NVIDIA's manual says: cuPointerGetAttributes() answers 0 for memory that it does not know, and
  * no error; a context must not be destroyed while a thread is in a call in it, as cuMemGetInfo(), which
  * may take long (STAND_IN_SLOW_INFO). When a program ends, it ends, too, by what cuInit() registers with
- * atexit(), and must not be asked any more; this may take long (STAND_IN_SLOW_EXIT). Managed memory has pages of the CPU, unless STAND_IN_MANAGED_ON_GPU is set.
+ * atexit() (not read: it may be later), and must not be asked any more; this may take long
+ * (STAND_IN_SLOW_EXIT). Managed memory has pages of the CPU, unless STAND_IN_MANAGED_ON_GPU is set.
  * After stand_in_break() each question is answered with ILLEGAL_ADDRESS (700), as after a kernel's
  * fault. Pages are of 64 KiB with LARGE_PAGES, as on arm64. Left out: costs, virtual memory, peer
  * access. STAND_IN_MEMORY bounds the bytes of each GPU that allocations of more than 1 MiB may take, in
@@ -384,6 +385,8 @@ int cuInit(unsigned int flags)
 #endif
 	if (started && started != getpid())
 		return 3;
+	if (!started)
+		atexit(end);
 	started = getpid();
 	return flags ? 1 : 0;
 }

@@ -153,6 +153,18 @@ fn a_program_from_the_header_runs() {
     }
 }
 
+/// A sweep while CUDA ends would ask it about what it no longer has. CUDA may have been started after
+/// the sweeper, and the process may be a child.
+#[test]
+fn a_program_ends_in_peace_whatever_was_started_first() {
+    let folder = build("late", Without::Nothing, &["late.c"], &["libcuda.so.1"]);
+    for (arguments, answer) in [(&[][..], ""), (&["child"], "child: 0\n")] {
+        let mut program = Command::new(folder.join("program"));
+        program.args(arguments).env("LD_LIBRARY_PATH", &folder).env("STAND_IN_SLOW_EXIT", "1");
+        assert_eq!(output(&mut program), (answer.into(), String::new()), "{arguments:?}");
+    }
+}
+
 #[test]
 fn missing_libraries_are_named() {
     for (name, without, words) in [

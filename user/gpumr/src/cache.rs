@@ -13,6 +13,7 @@ use crate::pressure::Pressure;
 use crate::range::{page_size, Range};
 use crate::recent;
 use crate::stats::{Counters, Stats};
+use crate::sweep;
 use crate::sync::{lock, wait, Arc, AtomicU64, Condvar, Mutex, Ordering, Weak};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::AsFd;
@@ -662,6 +663,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 }),
             };
             let Ok((mr, export)) = made else { continue };
+            // There is memory of a GPU, so CUDA has started.
+            sweep::end_before_cuda();
             return Ok(Entry::new(Parts {
                 keys: self.verbs.keys(&mr),
                 pd,

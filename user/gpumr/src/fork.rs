@@ -3,6 +3,7 @@
 //! and may find the cache's lock taken for ever, so it touches neither. It closes the dma-bufs that
 //! it inherits: open, they would keep memory that its parent frees.
 
+use crate::sweep;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -16,6 +17,7 @@ const FREE: RawFd = -1;
 static OPEN: [AtomicI32; PLACES] = [const { AtomicI32::new(FREE) }; PLACES];
 
 extern "C" fn in_child() {
+    sweep::in_child();
     FORKS.fetch_add(1, Ordering::Relaxed);
     for place in &OPEN {
         let fd = place.swap(FREE, Ordering::Relaxed);
