@@ -104,6 +104,11 @@ pub trait Gpu: Send + Sync + 'static {
     fn epoch(&self) -> Option<u64> {
         Some(0)
     }
+    /// Returns the same for memory that is being registered. This may take longer, but sees a
+    /// checkpoint that [`Gpu::epoch`] may see a little later.
+    fn fresh_epoch(&self) -> Option<u64> {
+        self.epoch()
+    }
     /// Returns whether the memory can be pinned for peer memory, if CUDA says so.
     fn capable(&self, _address: u64) -> Option<bool> {
         None

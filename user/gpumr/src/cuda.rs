@@ -188,6 +188,14 @@ impl Cuda {
         }
     }
 
+    /// Returns whether this process is outside of a checkpoint, if CUDA says so.
+    fn runs(&self) -> Option<bool> {
+        let (ask, mut state) = (self.process.as_ref()?, -1);
+        // SAFETY: A local; this process.
+        let status = unsafe { ask(libc::getpid(), &mut state) };
+        (status == 0).then_some(state == RUNNING)
+    }
+
     /// Returns whether a GPU's primary context is in use, if CUDA says so.
     fn is_primary_active(&self, device: c_int) -> Option<bool> {
         let (mut flags, mut active) = (0, 0);
@@ -255,12 +263,11 @@ impl Gpu for Cuda {
 
     #[inline]
     fn epoch(&self) -> Option<u64> {
-        self.watch.epoch(|| {
-            let (ask, mut state) = (self.process.as_ref()?, -1);
-            // SAFETY: A local; this process.
-            let status = unsafe { ask(libc::getpid(), &mut state) };
-            (status == 0).then_some(state == RUNNING)
-        })
+        self.watch.epoch(|| self.runs())
+    }
+
+    fn fresh_epoch(&self) -> Option<u64> {
+        self.watch.fresh_epoch(|| self.runs())
     }
 
     fn kind(&self, address: u64) -> Kind {
