@@ -70,12 +70,13 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             state.asking += 1;
             drop(state);
             from = (device, at + 1);
-            let holds = entry.identity.holds(&self.gpu);
-            let memory = if holds { self.gpu.memory(entry.range.start()) } else { None };
+            let holds = || entry.identity.holds(&self.gpu);
+            let memory = if holds() { self.gpu.memory(entry.range.start()) } else { None };
             lock(&self.state).asking -= 1;
             self.ended.notify_all();
-            if !holds {
-                // The entry cannot say which GPU it belongs to.
+            if memory.is_none() && !holds() {
+                // The entry cannot say which GPU it belongs to. Its memory may have gone just now, so
+                // no answer does not mean that there is enough.
                 self.stale(&entry);
                 continue;
             }
