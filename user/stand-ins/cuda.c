@@ -17,7 +17,9 @@
  * - A primary context is made when it is first retained, and goes with its last user: making one
  *   takes 400 ms, which stand_in_primaries() counts instead.
  * As NVIDIA's manual says: cuPointerGetAttributes() answers 0 for memory that it does not know, and
- * no error. When a program ends, it ends, too, and must not be asked any more; this may take long
+ * no error; a context must not be destroyed while a thread is in a call in it, as cuMemGetInfo(), which
+ * may take long (STAND_IN_SLOW_INFO). When a program ends, it ends, too, by what cuInit() registers with
+ * atexit() (not read: it may be later), and must not be asked any more; this may take long
  * (STAND_IN_SLOW_EXIT). Managed memory has pages of the CPU, unless STAND_IN_MANAGED_ON_GPU is set.
  * After stand_in_break() each question is answered with ILLEGAL_ADDRESS (700), as after a kernel's
  * fault. Pages are of 64 KiB with LARGE_PAGES, as on arm64. Left out: costs, virtual memory, peer
@@ -58,6 +60,8 @@ long sysconf(int name)
 
 struct context {
 	int device, live;
+	/* The number of questions under way. */
+	int asked;
 };
 
 static uint64_t arena;
@@ -77,6 +81,8 @@ static volatile int over, broken;
 
 __attribute__((destructor)) static void end(void)
 {
+	if (over)
+		return;
 	over = 1;
 	if (getenv("STAND_IN_SLOW_EXIT"))
 		usleep(1500000);
@@ -379,6 +385,8 @@ int cuInit(unsigned int flags)
 #endif
 	if (started && started != getpid())
 		return 3;
+	if (!started)
+		atexit(end);
 	started = getpid();
 	return flags ? 1 : 0;
 }
@@ -393,13 +401,18 @@ int cuDevicePrimaryCtxRetain(struct context **context, int device)
 		return 101;
 	if (!users[device]++)
 		made++;
-	primaries[device] = (struct context){ device, 1 };
+	primaries[device].device = device;
+	primaries[device].live = 1;
 	*context = primaries + device;
 	return 0;
 }
 
 static void destroy(struct context *context)
 {
+	if (__atomic_load_n(&context->asked, __ATOMIC_ACQUIRE)) {
+		fprintf(stderr, "a context is destroyed while a thread asks in it\n");
+		abort();
+	}
 	context->live = 0;
 	for (struct block *b = blocks; b < blocks + BLOCKS; b++)
 		if (b->id && b->context == context)
@@ -440,7 +453,7 @@ int cuCtxCreate_v2(struct context **out, unsigned int flags, int device)
 	if (status || flags || device < 0 || device >= GPUS || current == CONTEXTS - 1)
 		return status ? status : 1;
 	*out = malloc(sizeof(**out));
-	**out = (struct context){ device, 1 };
+	**out = (struct context){ device, 1, 0 };
 	contexts[++current] = *out;
 	return 0;
 }
@@ -522,8 +535,12 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *all)
 
 	if (status)
 		return status;
+	__atomic_add_fetch(&contexts[current]->asked, 1, __ATOMIC_ACQ_REL);
+	if (getenv("STAND_IN_SLOW_INFO"))
+		usleep(15000);
 	*all = total();
 	*free_bytes = *all - taken(contexts[current]->device);
+	__atomic_sub_fetch(&contexts[current]->asked, 1, __ATOMIC_ACQ_REL);
 	return 0;
 }
 

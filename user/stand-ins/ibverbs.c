@@ -13,6 +13,7 @@
 #include <infiniband/verbs.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "mr_attr.h"
@@ -62,14 +63,26 @@ struct region {
 	int fd;
 };
 
+/* The region that was deregistered last. The next one has its address, as allocators do it. */
+static struct region *spare;
+
+static void give_back(struct region *region)
+{
+	free(__atomic_exchange_n(&spare, region, __ATOMIC_ACQ_REL));
+}
+
 static struct ibv_mr *make(struct ibv_pd *pd, void *addr, size_t length, int fd)
 {
-	struct region *region = calloc(1, sizeof(*region));
-	struct ibv_mr *mr = &region->mr;
+	struct region *region = __atomic_exchange_n(&spare, NULL, __ATOMIC_ACQ_REL);
+	struct ibv_mr *mr;
 
+	if (!region)
+		region = malloc(sizeof(*region));
+	memset(region, 0, sizeof(*region));
+	mr = &region->mr;
 	ours(pd->context);
 	if (refused()) {
-		free(region);
+		give_back(region);
 		return NULL;
 	}
 	region->fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
@@ -134,7 +147,7 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 	live--;
 	if (((struct region *)mr)->fd >= 0)
 		close(((struct region *)mr)->fd);
-	free(mr);
+	give_back((struct region *)mr);
 	return 0;
 }
 

@@ -15,6 +15,7 @@ int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
 int cuMemFree_v2(uint64_t at);
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access);
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access);
 int ibv_dereg_mr(struct ibv_mr *mr);
 void stand_in_counts(unsigned int *counts);
 uint64_t stand_in_of_another(void);
@@ -124,6 +125,18 @@ int main(void)
 		return 1;
 	ask("hole in the table", cache, pd, first, 8192);
 	gpumr_close(cache);
+	/* What the kernel says of the other way counts, if there is one. */
+	verbs.reg_dmabuf_mr = NULL;
+	verbs.reg_mr = ibv_reg_mr_iova2;
+	for (int i = 0; i < 2; i++) {
+		options.way = i ? "auto" : "dma-buf";
+		if (gpumr_open(&cache, &options))
+			return 1;
+		ask("the other hole", cache, pd, first, 8192);
+		gpumr_close(cache);
+	}
+	verbs.reg_dmabuf_mr = ibv_reg_dmabuf_mr;
+	verbs.reg_mr = NULL;
 	options.way = "dma-buf";
 	options.on_gone = gone;
 	options.argument = &told;

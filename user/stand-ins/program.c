@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,8 @@ int cuDevicePrimaryCtxRetain(void **context, int device);
 int cuCtxCreate_v2(void **context, unsigned int flags, int device);
 int cuCtxDestroy_v2(void *context);
 int cuCtxPushCurrent_v2(void *context);
+int cuCtxPopCurrent_v2(void **context);
+int cuDevicePrimaryCtxRelease_v2(int device);
 int cuMemAllocAsync(uint64_t *at, size_t size, void *stream);
 int stand_in_started(void);
 void stand_in_break(void);
@@ -147,6 +150,71 @@ static void handles(uint64_t at)
 	}
 }
 
+/* Registers and deregisters two buffers by handles of its own, and gives its domain back so. The
+ * second region has the address of the first. */
+static void handles_reused(uint64_t at)
+{
+	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int), *mr[2];
+	void *lib = dlopen("libibverbs.so.1", RTLD_NOW);
+	int (*dereg)(struct ibv_mr *), (*dealloc)(struct ibv_pd *);
+
+	*(void **)&reg = dlsym(lib, "ibv_reg_mr");
+	*(void **)&dereg = dlsym(lib, "ibv_dereg_mr");
+	*(void **)&dealloc = dlsym(lib, "ibv_dealloc_pd");
+	for (int i = 0; i < 2; i++) {
+		mr[i] = show("handle", reg(&pd, (void *)(at + 4096 * i), 4096, IBV_ACCESS_LOCAL_WRITE), at + 4096 * i);
+		if (!mr[i])
+			return;
+		dereg(mr[i]);
+	}
+	printf("at one address: %d\n", mr[0] == mr[1]);
+	printf("dealloc by handle: %d\n", dealloc(&pd));
+}
+
+/* Deregisters and gives the domain back by handles of its own, and then closes the device. */
+static void closes_late(uint64_t at)
+{
+	struct ibv_pd *own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *lib = dlopen("libibverbs.so.1", RTLD_NOW);
+	static struct ibv_context device;
+	int (*dereg)(struct ibv_mr *);
+	struct ibv_mr *mr;
+
+	*(void **)&dereg = dlsym(lib, "ibv_dereg_mr");
+	own->context = &device;
+	mr = show("buffer", ibv_reg_mr(own, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+	if (mr)
+		dereg(mr);
+	munmap(own, 4096);
+	ibv_close_device(&device);
+}
+
+/* Frees what it registered and deregistered by handles of its own, and needs most of the memory
+ * again after the cache had time to notice. */
+static void handles_freed(uint64_t at)
+{
+	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int);
+	void *lib = dlopen("libibverbs.so.1", RTLD_NOW);
+	int (*dereg)(struct ibv_mr *);
+	uint64_t size = 31ul << 27;
+
+	*(void **)&reg = dlsym(lib, "ibv_reg_mr");
+	*(void **)&dereg = dlsym(lib, "ibv_dereg_mr");
+	for (int i = 0; i < 2; i++) {
+		int status = cuMemAlloc_v2(&at, size);
+		struct ibv_mr *mr;
+
+		printf("most of the memory: %d\n", status);
+		if (status)
+			return;
+		mr = show("handle", reg(&pd, (void *)at, size, IBV_ACCESS_LOCAL_WRITE), at);
+		if (mr)
+			dereg(mr);
+		cuMemFree_v2(at);
+		usleep(2500000);
+	}
+}
+
 /* Registers the same buffer twice, and once more after it was freed and allocated again. */
 static void again(uint64_t at)
 {
@@ -227,6 +295,21 @@ static void kept(uint64_t at)
 	printf("kept %u\n", counts[2]);
 }
 
+/* Has more memory registered than a cache should keep, as for weights, and uses small buffers. */
+static void beside(uint64_t at)
+{
+	uint64_t large, size = 5ul << 30;
+	struct ibv_mr *mr;
+
+	if (cuMemAlloc_v2(&large, size))
+		return;
+	twice("before", at);
+	mr = show("5 GiB", ibv_reg_mr(&pd, (void *)large, size, IBV_ACCESS_LOCAL_WRITE), large);
+	twice("beside", at);
+	if (mr)
+		ibv_dereg_mr(mr);
+}
+
 /* Frees and allocates again once memory is short, like PyTorch's allocator. Short means less
  * than 1 GiB, or a sixteenth of all. */
 static void shortage(uint64_t at)
@@ -256,6 +339,25 @@ static void exits(uint64_t at)
 {
 	ibv_dereg_mr(ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE));
 	stand_in_exit_inside();
+}
+
+/* Makes contexts, a primary one and one of its own, and ends them while a cache has their memory. */
+static void contexts_go(uint64_t at)
+{
+	for (int i = 0; i < 8; i++) {
+		int primary = i & 1;
+		void *context;
+
+		if (primary ? cuDevicePrimaryCtxRetain(&context, 1) || cuCtxPushCurrent_v2(context) :
+			      cuCtxCreate_v2(&context, 0, 1))
+			return;
+		if (cuMemAlloc_v2(&at, 8192))
+			return;
+		ibv_dereg_mr(show("buffer", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at));
+		usleep(70000);
+		if (primary ? cuCtxPopCurrent_v2(&context) || cuDevicePrimaryCtxRelease_v2(1) : cuCtxDestroy_v2(context))
+			return;
+	}
 }
 
 /* Goes through a checkpoint between two uses. It takes longer than a tick of the coarse clock,
@@ -445,9 +547,10 @@ int main(int argc, char **argv)
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
 		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg },
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
-		      { "exits", exits }, { "kept", kept }, { "shortage", shortage }, { "restored", restored },
-		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "broken", broken },
-		      { "handles", handles }, { "threads-own", threads_own } };
+		      { "exits", exits }, { "kept", kept }, { "beside", beside }, { "shortage", shortage }, { "restored", restored },
+		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "contexts-go", contexts_go }, { "broken", broken },
+		      { "handles", handles }, { "handles-freed", handles_freed }, { "handles-reused", handles_reused },
+		      { "closes-late", closes_late }, { "threads-own", threads_own } };
 	int open;
 	unsigned int counts[3];
 	void *context;

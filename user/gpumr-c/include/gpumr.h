@@ -51,8 +51,10 @@
  * you free memory to try again (PyTorch: in a FreeMemoryCallback). Where no such place exists, set
  * free_bytes to what your largest allocations take (GPUMR_FREE_BYTES_AUTO suits PyTorch): what is
  * registered of a GPU that has less free then ends with its last lease. Free memory is looked at when
- * something is registered and by the sweeping thread (sweep_ms), each 20 ms at most. limits.bytes
- * bounds what is kept at all.
+ * something is registered and by the sweeping thread (sweep_ms), each 20 ms at most, and of GPUs whose
+ * primary context is in use, as programs with CUDA's runtime have it: that context is retained for the
+ * question. Before cudaDeviceReset() call gpumr_free_all(), which waits until nobody asks.
+ * limits.bytes bounds what is kept at all.
  *
  * Checkpoint and restore (cuda-checkpoint, CRIU) give the process new memory under old addresses and
  * numbers. The cache notices by itself, by the file /dev/nvidiactl that CUDA has open: the next
@@ -189,9 +191,10 @@ void gpumr_revoked(struct gpumr_lease *lease);
 /* Ends what is registered in pd: before ibv_dealloc_pd(), and when the NIC is removed. Release the
  * leases of pd before: what they hold ends with them. */
 int gpumr_forget(struct gpumr *cache, struct ibv_pd *pd);
-/* Lets go of what was freed. */
+/* Lets go of what was freed, with what other threads are just letting go of. */
 void gpumr_sweep(struct gpumr *cache);
-/* Lets go of all that nobody uses; returns the bytes of it that were not freed. */
+/* Lets go of all that nobody uses, with what other threads are just letting go of; returns the bytes
+ * of it that were not freed. */
 uint64_t gpumr_shrink(struct gpumr *cache);
 
 /* Memory is about to be freed or unmapped, or all of it with its context: nobody gets its

@@ -222,6 +222,15 @@ fn the_cache_keeps_no_more_than_it_says() {
     assert!(out.contains("kept 2\n"), "{out}");
 }
 
+/// What the program has registered does not count.
+#[test]
+fn the_cache_serves_a_program_that_has_much_registered() {
+    let (out, said) = run(&build("beside", Without::Nothing), "beside", true, &CACHE);
+    let lines = ["before", "before", "5 GiB", "beside", "beside"].map(|name| format!("{name}: addr right\n"));
+    assert!(out.starts_with(&lines.concat()) && said.is_empty(), "{out}{said}");
+    assert!(out.contains("plain 0, dma-buf 2, live 0\n"), "each was registered once: {out}");
+}
+
 /// A program that frees memory to allocate again gets it, although the cache knows it.
 #[test]
 fn with_the_cache_an_allocator_gets_what_it_freed() {
@@ -259,6 +268,15 @@ fn memory_is_served_whatever_context_is_current() {
     }
     let (out, _) = run(&folder, "other-gpu", true, &CACHE);
     assert!(out.contains("plain 0, dma-buf 2, live 0\n"), "each was kept: {out}");
+}
+
+/// The sweeper asks how much memory is free at any time, so never in a context that the program may
+/// end.
+#[test]
+fn a_program_may_end_its_contexts_at_any_time() {
+    let settings = [&CACHE[..], &[("STAND_IN_SLOW_INFO", "1")]].concat();
+    let (out, said) = run(&build("contexts-go", Without::Nothing), "contexts-go", true, &settings);
+    assert!(out.starts_with(&"buffer: addr right\n".repeat(8)) && said.is_empty(), "{out}{said}");
 }
 
 /// Making a primary context takes 400 ms.
@@ -302,6 +320,32 @@ fn a_region_that_was_deregistered_past_the_cache_is_not_returned() {
         assert!(out.starts_with(&lines) && said.is_empty(), "{out}{said}");
         assert!(out.contains("live 0\n"), "what is live is what the program thinks: {out}");
     }
+}
+
+/// A region at the address of one that was deregistered past the cache is another, so nothing of it
+/// stays when the program thinks that it is gone.
+#[test]
+fn a_region_at_the_address_of_an_older_one_ends_with_the_programs_call() {
+    let (out, said) = run(&build("handles-reused", Without::Nothing), "handles-reused", true, &CACHE);
+    let lines = "handle: addr right\nhandle: addr right\nat one address: 1\ndealloc by handle: 0\n";
+    assert!(out.starts_with(lines) && said.is_empty(), "{out}{said}");
+    assert!(out.contains("plain 0, dma-buf 2, live 0\n"), "each was registered once: {out}");
+}
+
+/// A domain that the program gave back by a handle of its own is no longer there to be read.
+#[test]
+fn a_device_is_closed_after_a_domain_that_nobody_saw_go() {
+    let (out, said) = run(&build("closes-late", Without::Nothing), "closes-late", true, &CACHE);
+    assert!(out.starts_with("buffer: addr right\nclose: 0 regions are left\n") && said.is_empty(), "{out}{said}");
+}
+
+/// Freed memory is let go, too, if the program deregistered it by a handle of its own.
+#[test]
+fn memory_that_was_deregistered_past_the_cache_is_free_again() {
+    let settings = [&CACHE[..], &[("STAND_IN_MEMORY", "0x100000000")]].concat();
+    let (out, said) = run(&build("handles-freed", Without::Nothing), "handles-freed", true, &settings);
+    let all = "most of the memory: 0\nhandle: addr right\n".repeat(2);
+    assert!(out.starts_with(&all) && said.is_empty(), "{out}{said}");
 }
 
 /// Programs of the newest rdma-core call this function first.

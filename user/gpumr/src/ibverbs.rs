@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::range::Range;
 use libloading::os::unix::Library;
 use std::ffi::{c_int, c_void, CStr};
+use std::hash::{Hash, Hasher};
 use std::io;
 use std::mem::transmute;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -39,9 +40,20 @@ pub struct RawMr {
 
 const _: () = assert!(std::mem::offset_of!(RawMr, rkey) == 40);
 
-/// `struct ibv_pd *`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Pd(NonNull<c_void>);
+/// `struct ibv_pd *`, with its device, which is noted because the program may give the domain back
+/// without a word. A domain at the same address of another device is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pd {
+    pd: NonNull<c_void>,
+    context: *mut c_void,
+}
+
+// The address alone makes a hash that is good enough for hits, and quicker.
+impl Hash for Pd {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.pd.hash(state);
+    }
+}
 
 // SAFETY: Verbs may be called from every thread.
 unsafe impl Send for Pd {}
@@ -56,13 +68,15 @@ impl Pd {
     /// It is one of libibverbs', and lives until the cache was told to forget it and all its leases
     /// ended.
     pub unsafe fn new(pd: NonNull<c_void>) -> Self {
-        Self(pd)
+        // SAFETY: By this function's contract it lives. It begins with that pointer since libibverbs
+        // 1.1.
+        let context = unsafe { pd.cast::<*mut c_void>().read() };
+        Self { pd, context }
     }
 
     /// Returns its device, as `ibv_open_device()` returned it.
     pub fn context(self) -> *mut c_void {
-        // SAFETY: It lives (new), and begins with that pointer since libibverbs 1.1.
-        unsafe { self.0.cast::<*mut c_void>().read() }
+        self.context
     }
 }
 
@@ -157,7 +171,7 @@ fn lacks(function: &str, since: u32) -> io::Error {
 }
 
 fn hole(function: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::Unsupported, format!("the table of verbs functions has no {function}"))
+    io::Error::new(io::ErrorKind::InvalidInput, format!("the table of verbs functions has no {function}"))
 }
 
 /// Fails as C does, for a function that the library lacks.
@@ -387,8 +401,19 @@ impl Functions {
         }
     }
 
+    /// Returns `ibv_reg_dmabuf_mr()`, or an error that says who lacks it.
+    fn takes_dma_buf(&self) -> io::Result<RegDmaBuf> {
+        self.reg_dma_buf.ok_or_else(|| {
+            if self.reg_mr.is_none() {
+                hole("reg_dmabuf_mr")
+            } else {
+                lacks("ibv_reg_dmabuf_mr", 34)
+            }
+        })
+    }
+
     /// Calls `ibv_reg_dmabuf_mr()` with the NIC's address `iova`, and enters the address that the
-    /// program knows.
+    /// program knows. Fails as that does, and if there is no such function.
     pub fn dma_buf(
         &self,
         pd: Pd,
@@ -398,17 +423,12 @@ impl Functions {
         fd: BorrowedFd<'_>,
         access: Access,
     ) -> io::Result<Mr> {
-        let call = self.reg_dma_buf.ok_or_else(|| {
-            if self.reg_mr.is_none() {
-                hole("reg_dmabuf_mr")
-            } else {
-                lacks("ibv_reg_dmabuf_mr", 34)
-            }
-        })?;
+        let call = self.takes_dma_buf()?;
         // SAFETY: The domain lives (Pd::new), the descriptor is borrowed; a wrong range or flag is
         // refused.
-        let mr =
-            made(unsafe { call(pd.0.as_ptr(), offset, range.length() as usize, iova, fd.as_raw_fd(), access.bits()) })?;
+        let mr = made(unsafe {
+            call(pd.pd.as_ptr(), offset, range.length() as usize, iova, fd.as_raw_fd(), access.bits())
+        })?;
         Ok(mr.at(range.start()))
     }
 
@@ -420,7 +440,7 @@ impl Functions {
         let comp_mask = attr.comp_mask & !RawMrAttr::ADDR | added;
         let mut attr = RawMrAttr { comp_mask, iova, fd: fd.as_raw_fd(), fd_offset: offset, ..attr };
         // SAFETY: As above; a local.
-        Ok(made(unsafe { call(pd.0.as_ptr(), &mut attr) })?.at(range.start()))
+        Ok(made(unsafe { call(pd.pd.as_ptr(), &mut attr) })?.at(range.start()))
     }
 }
 
@@ -539,12 +559,16 @@ impl Verbs for IbVerbs {
         let access = access.bits();
         made(match (functions.reg_mr, functions.reg_iova2) {
             // SAFETY: The domain lives (Pd::new); a wrong range or flag is refused.
-            (Some(call), _) if access & OPTIONAL == 0 => unsafe { call(pd.0.as_ptr(), at, length, access) },
+            (Some(call), _) if access & OPTIONAL == 0 => unsafe { call(pd.pd.as_ptr(), at, length, access) },
             // SAFETY: As above.
-            (_, Some(call)) => unsafe { call(pd.0.as_ptr(), at, length, range.start(), access as u32) },
+            (_, Some(call)) => unsafe { call(pd.pd.as_ptr(), at, length, range.start(), access as u32) },
             (Some(_), None) => return Err(lacks("ibv_reg_mr_iova2", 28)),
             (None, None) => return Err(hole("reg_mr")),
         })
+    }
+
+    fn takes_dma_buf(&self, pd: Pd) -> io::Result<()> {
+        self.of(pd.context()).takes_dma_buf().map(|_| ())
     }
 
     fn register_dma_buf(

@@ -66,6 +66,11 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
         self.keys().1
     }
 
+    /// Returns whether both are leases of one registration.
+    pub fn is_same(&self, other: &Self) -> bool {
+        std::ptr::eq::<Entry<G, V>>(&*self.entry, &*other.entry)
+    }
+
     /// Returns the way in which it is registered.
     pub fn way(&self) -> Way {
         self.entry.way
