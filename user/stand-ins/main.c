@@ -24,11 +24,19 @@ static char domain[64];
 static struct ibv_pd *pd = (void *)domain;
 
 static char other_domain[64];
-static unsigned int deregs;
+static unsigned int regs, deregs;
 
-static int own_dereg(struct ibv_mr *mr)
+/* What a program's table has: functions that find the program's own state. */
+static struct ibv_mr *own_dma_buf(void *argument, struct ibv_pd *of, uint64_t offset, size_t length, uint64_t iova,
+				  int fd, int access)
 {
-	deregs++;
+	regs += argument == &regs;
+	return ibv_reg_dmabuf_mr(of, offset, length, iova, fd, access);
+}
+
+static int own_dereg(void *argument, struct ibv_mr *mr)
+{
+	deregs += argument == &regs;
 	return ibv_dereg_mr(mr);
 }
 
@@ -116,7 +124,8 @@ int main(void)
 	options.size = sizeof(options);
 	options.verbs = &verbs;
 	refuse("no functions", &options);
-	verbs.reg_dmabuf_mr = ibv_reg_dmabuf_mr;
+	verbs.reg_dmabuf_mr = own_dma_buf;
+	verbs.argument = &regs;
 	refuse("no dereg", &options);
 	verbs.dereg_mr = own_dereg;
 	options.way = "peer-memory";
@@ -139,7 +148,7 @@ int main(void)
 	gpumr_free(cache, (void *)first, 8192);
 	printf("told %u times\n", told);
 	gpumr_release(lease);
-	printf("own dereg %u times\n", deregs);
+	printf("own functions %u and %u times\n", regs, deregs);
 	if (gpumr_register_all(cache, pds, 0, (void *)first, 8192, 1, several))
 		printf("no domains: %s\n", gpumr_error());
 	if (gpumr_register_all(cache, pds, 2, (void *)first, 8192, 1, several))

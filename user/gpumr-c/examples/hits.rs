@@ -23,12 +23,12 @@ struct Mr {
     keys: [u32; 2],
 }
 
-unsafe extern "C" fn reg_mr(_: *mut c_void, _: *mut c_void, _: usize, _: u64, _: c_uint) -> *mut Mr {
+unsafe extern "C" fn reg_mr(_: *mut c_void, _: *mut c_void, _: *mut c_void, _: usize, _: u64, _: c_uint) -> *mut Mr {
     static KEY: AtomicU32 = AtomicU32::new(1);
     Box::into_raw(Box::new(Mr { head: [0; 4], handle: 0, keys: [KEY.fetch_add(1, Ordering::Relaxed); 2] }))
 }
 
-unsafe extern "C" fn dereg_mr(mr: *mut Mr) -> c_int {
+unsafe extern "C" fn dereg_mr(_: *mut c_void, mr: *mut Mr) -> c_int {
     // SAFETY: reg_mr() made it.
     drop(unsafe { Box::from_raw(mr) });
     0
@@ -38,9 +38,10 @@ unsafe extern "C" fn dereg_mr(mr: *mut Mr) -> c_int {
 #[repr(C)]
 struct Verbs {
     size: usize,
-    reg_mr: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, c_uint) -> *mut Mr,
+    reg_mr: unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void, usize, u64, c_uint) -> *mut Mr,
     reg_dmabuf_mr: Option<unsafe extern "C" fn()>,
-    dereg_mr: unsafe extern "C" fn(*mut Mr) -> c_int,
+    dereg_mr: unsafe extern "C" fn(*mut c_void, *mut Mr) -> c_int,
+    argument: *mut c_void,
 }
 
 /// `struct gpumr_options`.
@@ -109,7 +110,8 @@ fn hit(cache: *mut c::Gpumr, pd: *mut c_void, at: u64) -> f64 {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let all = buffers(THREADS[THREADS.len() - 1])?;
-    let verbs = Verbs { size: size_of::<Verbs>(), reg_mr, reg_dmabuf_mr: None, dereg_mr };
+    let verbs =
+        Verbs { size: size_of::<Verbs>(), reg_mr, reg_dmabuf_mr: None, dereg_mr, argument: std::ptr::null_mut() };
     let options = Options {
         size: size_of::<Options>(),
         way: c"peer-memory".as_ptr(),

@@ -83,7 +83,7 @@ fn next() -> Option<&'static Next> {
 fn by_name() -> Option<Functions> {
     static VERBS: OnceBox<Option<IbVerbs>> = OnceBox::new();
     let verbs = VERBS.get_or_init(|| Box::new(IbVerbs::open().map_err(say).ok()));
-    verbs.as_ref().map(|verbs| *verbs.functions())
+    verbs.as_ref().and_then(|verbs| verbs.functions().copied())
 }
 
 /// Returns the device of a domain or of a region, which begin with it.
@@ -177,7 +177,7 @@ fn cached(verbs: &Functions) -> Option<&'static Cached> {
             Some(next) if !next.is_libibverbs => IbVerbs::given(next.functions),
             _ => IbVerbs::of_devices_or(*verbs),
         };
-        let limits = Limits { bytes: KEPT, ..Limits::default() };
+        let limits = Limits::default().with_bytes(KEPT);
         let mut options = Options::default();
         // With this, an allocator that frees to allocate again, like PyTorch's, gets what it freed.
         options.free_bytes = FREE_BYTES_AUTO;
