@@ -17,6 +17,8 @@ int cuMemFree_v2(uint64_t at);
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access);
 int ibv_dereg_mr(struct ibv_mr *mr);
 void stand_in_counts(unsigned int *counts);
+unsigned int stand_in_access(struct ibv_mr *mr);
+unsigned long long stand_in_export_flags(void);
 uint64_t stand_in_of_another(void);
 int example(struct ibv_pd *pd, void *gpu_memory, size_t length, int access);
 
@@ -218,5 +220,31 @@ int main(void)
 	gpumr_release(ask("short of memory", cache, pd, first, 8192));
 	printf("short of memory: live %u\n", live());
 	gpumr_close(cache);
+
+	/* The way over PCIe, which only GPUs that hang on the processor have beside another. */
+	options = (struct gpumr_options){ .size = sizeof(options), .way = "dma-buf", .flags = GPUMR_PCIE };
+	if (gpumr_open(&cache, &options))
+		return 1;
+	ask("over PCIe", cache, pd, first, 8192);
+	setenv("STAND_IN_COHERENT", "1", 1);
+	gpumr_release(ask("over PCIe", cache, pd, first, 8192));
+	printf("export flags %llu\n", stand_in_export_flags());
+	gpumr_close(cache);
+
+	/* Verbs get the flags that the program passed, by each way. */
+	setenv("STAND_IN_PEER_MEMORY", "1", 1);
+	for (int way = 0; way < 2; way++) {
+		options = (struct gpumr_options){ .size = sizeof(options), .way = way ? "peer-memory" : "dma-buf" };
+		if (gpumr_open(&cache, &options))
+			return 1;
+		for (int access = 7; access; access = access == 7 ? 7 | 1 << 20 : 0) {
+			if (gpumr_register(cache, pd, (void *)first, 8192, access, &lease))
+				return 1;
+			printf("%s: access %#x\n", options.way, stand_in_access(gpumr_mr(lease)));
+			gpumr_release(lease);
+		}
+		printf("export flags %llu\n", stand_in_export_flags());
+		gpumr_close(cache);
+	}
 	return 0;
 }

@@ -149,6 +149,15 @@ fn the_example_in_c_runs_and_wrong_input_is_named() {
         "released: live 1",
         "short of memory: good",
         "short of memory: live 1",
+        "over PCIe: EOPNOTSUPP: *by dma-buf: CUDA exports none: cuMemGetHandleForAddressRange: CUDA_ERROR_NOT_SUPPORTED",
+        "over PCIe: good",
+        "export flags 1",
+        "dma-buf: access 0x7",
+        "dma-buf: access 0x100007",
+        "export flags 0",
+        "peer-memory: access 0x7",
+        "peer-memory: access 0x100007",
+        "export flags 0",
     ] {
         let line = lines.next().unwrap_or_default();
         let (start, part) = wanted.split_once('*').unwrap_or(("", wanted));
