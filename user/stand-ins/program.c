@@ -33,6 +33,7 @@ int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
 int cuMemFree_v2(uint64_t at);
 void stand_in_counts(unsigned int *counts);
+unsigned int stand_in_access(struct ibv_mr *mr);
 uint64_t stand_in_of_another(void);
 
 static struct ibv_pd pd;
@@ -61,9 +62,15 @@ static void forms(uint64_t at)
 	mr[3] = show("iova, constant", ibv_reg_mr_iova(&pd, (void *)at, 5000, 0, IBV_ACCESS_LOCAL_WRITE), at);
 	mr[4] = show("iova, variable", ibv_reg_mr_iova(&pd, (void *)at, 5000, 0, access), at);
 	mr[5] = show("host", ibv_reg_mr(&pd, host, sizeof(host), IBV_ACCESS_LOCAL_WRITE), (uintptr_t)host);
-	for (int i = 0; i < 6; i++)
-		if (mr[i])
-			ibv_dereg_mr(mr[i]);
+	for (int i = 0; i < 6; i++) {
+		unsigned int wanted = i == 2 ? IBV_ACCESS_RELAXED_ORDERING : IBV_ACCESS_LOCAL_WRITE;
+
+		if (!mr[i])
+			continue;
+		if (stand_in_access(mr[i]) != wanted)
+			printf("registered with access %#x\n", stand_in_access(mr[i]));
+		ibv_dereg_mr(mr[i]);
+	}
 }
 
 struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_attr *attr);
@@ -73,10 +80,14 @@ struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_attr *attr);
 static void ex(uint64_t at)
 {
 	struct mr_attr attr = { .length = 5000, .access = 1, .comp_mask = 2, .addr = (void *)at };
+	struct ibv_mr *mr;
 
 	ibv_dereg_mr(show("by address", ibv_reg_mr_ex(&pd, &attr), at));
 	attr.comp_mask |= 16;
-	ibv_dereg_mr(show("with a hint", ibv_reg_mr_ex(&pd, &attr), at));
+	mr = show("with a hint", ibv_reg_mr_ex(&pd, &attr), at);
+	if (stand_in_access(mr) != 1)
+		printf("registered with access %#x\n", stand_in_access(mr));
+	ibv_dereg_mr(mr);
 	attr.comp_mask = 1 | 4 | 8;
 	ibv_dereg_mr(show("a dma-buf", ibv_reg_mr_ex(&pd, &attr), 0));
 }

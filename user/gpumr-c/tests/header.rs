@@ -40,9 +40,43 @@ fn the_header_names_what_the_library_has() {
     assert_eq!(exported, declared);
     let (versions, _) =
         output(Command::new("nm").args(["-D", "--defined-only", "--with-symbol-versions"]).arg(library()));
-    let unversioned = versions.lines().filter(|line| line.contains(" T gpumr_") && !line.ends_with("@@libgpumr.so.1"));
+    let unversioned = versions.lines().filter(|line| line.contains(" T gpumr_") && !line.ends_with("@@GPUMR_1.0"));
     assert_eq!(unversioned.collect::<Vec<_>>(), [""; 0], "each function has a version");
+    // Debian's tool takes this list, and fails where a function is missing.
+    let package = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/debian/libgpumr1.symbols");
+    let package = std::fs::read_to_string(package).expect("readable");
+    let listed: BTreeSet<&str> = package.lines().filter_map(|line| line.strip_prefix(' ')?.split('@').next()).collect();
+    assert_eq!(listed, exported.iter().copied().chain(["GPUMR_1.0"]).collect());
     assert!(declared.contains("gpumr_register"));
+}
+
+/// A program that was linked with a newer version, and calls what that brought, does not start with
+/// this one.
+#[test]
+fn a_program_of_a_newer_version_is_refused_as_it_starts() {
+    let folder = libraries("newer-version", Without::Nothing);
+    let newer = "GPUMR_1.0 { global: gpumr_version; };\nGPUMR_1.1 { global: gpumr_new; } GPUMR_1.0;\n";
+    std::fs::write(folder.join("newer.map"), newer).expect("writable");
+    let text = "unsigned gpumr_version(void);\nint gpumr_new(void);\n\
+        unsigned gpumr_version(void) { return 1; }\nint gpumr_new(void) { return 0; }\n";
+    std::fs::write(folder.join("newer.c"), text).expect("writable");
+    let script = "-Wl,--version-script=newer.map";
+    cc(&["-shared", "-fPIC", "-Wl,-soname,libgpumr.so.1", script, "-o", "libgpumr.so.1", "newer.c"], &folder);
+    let programs = ["old", "new"].map(|name| {
+        let call = if name == "new" { "gpumr_new()" } else { "!gpumr_version()" };
+        let text =
+            format!("unsigned gpumr_version(void);\nint gpumr_new(void);\nint main(void) {{ return {call}; }}\n");
+        std::fs::write(folder.join(format!("{name}.c")), text).expect("writable");
+        cc(&["-o", name, &format!("{name}.c"), "libgpumr.so.1"], &folder);
+        let mut program = Command::new(folder.join(name));
+        program.env("LD_LIBRARY_PATH", &folder);
+        program
+    });
+    std::fs::copy(library(), folder.join("libgpumr.so.1")).expect("writable");
+    let [old, new] = programs.map(|mut program| program.output().expect("built"));
+    assert!(old.status.success(), "{}", String::from_utf8_lossy(&old.stderr));
+    let said = String::from_utf8_lossy(&new.stderr);
+    assert!(!new.status.success() && said.contains("version `GPUMR_1.1' not found"), "{said}");
 }
 
 /// Makes a folder with the libraries and a program of these sources.
@@ -83,7 +117,7 @@ fn the_example_in_c_runs_and_wrong_input_is_named() {
         "valid 1",
         "superset: 1",
         "told 1 times",
-        "own dereg 1 times",
+        "own functions 1 and 1 times",
         "no domains: there are no protection domains: pass at least one",
         "two NICs: 1",
         "shrunk by 16384",
@@ -117,6 +151,15 @@ fn the_example_in_c_runs_and_wrong_input_is_named() {
         "released: live 1",
         "short of memory: good",
         "short of memory: live 1",
+        "over PCIe: EOPNOTSUPP: *by dma-buf: CUDA exports none: cuMemGetHandleForAddressRange: CUDA_ERROR_NOT_SUPPORTED",
+        "over PCIe: good",
+        "export flags 1",
+        "dma-buf: access 0x7",
+        "dma-buf: access 0x100007",
+        "export flags 0",
+        "peer-memory: access 0x7",
+        "peer-memory: access 0x100007",
+        "export flags 0",
     ] {
         let line = lines.next().unwrap_or_default();
         let (start, part) = wanted.split_once('*').unwrap_or(("", wanted));

@@ -83,7 +83,7 @@ fn next() -> Option<&'static Next> {
 fn by_name() -> Option<Functions> {
     static VERBS: OnceBox<Option<IbVerbs>> = OnceBox::new();
     let verbs = VERBS.get_or_init(|| Box::new(IbVerbs::open().map_err(say).ok()));
-    verbs.as_ref().map(|verbs| *verbs.functions())
+    verbs.as_ref().and_then(|verbs| verbs.functions().copied())
 }
 
 /// Returns the device of a domain or of a region, which begin with it.

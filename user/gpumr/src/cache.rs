@@ -29,6 +29,7 @@ const ZERO_BASED: i32 = 1 << 5;
 /// Limits on what may stay registered that nobody uses. What is in use counts, and is never
 /// evicted.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Limits {
     /// The number of registrations.
     pub entries: u64,
@@ -40,6 +41,24 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Returns these limits with another number of registrations.
+    #[must_use]
+    pub fn with_entries(self, entries: u64) -> Self {
+        Self { entries, ..self }
+    }
+
+    /// Returns these limits with another number of bytes.
+    #[must_use]
+    pub fn with_bytes(self, bytes: u64) -> Self {
+        Self { bytes, ..self }
+    }
+
+    /// Returns these limits with another number of bytes of BAR1.
+    #[must_use]
+    pub fn with_bar1_bytes(self, bar1_bytes: u64) -> Self {
+        Self { bar1_bytes, ..self }
+    }
+
     /// Returns limits with only this one: this share, in percent, of a BAR1 of `size` bytes.
     pub fn share_of_bar1(size: u64, percent: u64) -> Self {
         let share = u128::from(size) * u128::from(percent) / 100;
@@ -488,6 +507,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
     }
 
     /// Ends every registration of each domain that `which` chooses.
+    #[doc(hidden)]
     pub fn forget_where(&self, which: impl Fn(V::Pd) -> bool) {
         let which = |entry: &Entry<G, V>| which(entry.pd);
         self.0.take_out(|state| state.all().filter(|entry| which(entry)).cloned().collect(), which);

@@ -101,6 +101,7 @@ impl Cuda {
     }
 
     /// Returns the library if the program has it loaded. It does not start the driver.
+    #[doc(hidden)]
     pub fn loaded() -> Option<Self> {
         Self::with(RTLD_LAZY | RTLD_NOLOAD).ok()
     }

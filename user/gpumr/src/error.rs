@@ -57,6 +57,7 @@ pub enum Error {
         range: Range,
     },
     /// Neither way worked.
+    #[non_exhaustive]
     Refused {
         /// The range that was to be registered.
         range: Range,
@@ -89,6 +90,7 @@ pub struct Memory {
 
 impl Memory {
     /// Asks CUDA about the memory at this address.
+    #[doc(hidden)]
     pub fn of(gpu: &impl Gpu, address: u64) -> Self {
         Self { capable: gpu.capable(address), pooled: gpu.pooled(address) }
     }
@@ -108,6 +110,7 @@ pub enum Refusal {
 
 impl Error {
     /// Returns why an address of `range` is not memory of a GPU that can be registered.
+    #[doc(hidden)]
     pub fn not_device(gpu: &impl Gpu, address: u64, range: Range) -> Self {
         match gpu.kind(address) {
             Kind::Managed => Self::Managed { address },
@@ -224,6 +227,7 @@ impl fmt::Display for Error {
 
 impl Memory {
     /// Returns why CUDA exports no dma-buf, if that is known.
+    #[doc(hidden)]
     pub fn why(&self) -> &'static str {
         if self.pooled {
             ": of a pool's memory it exports the first allocation only: use cudaMalloc() for what a NIC shall reach"
@@ -235,6 +239,7 @@ impl Memory {
 
 /// Displays an error of verbs in words. 524 is the kernel's ENOTSUPP, which has no name in user
 /// space.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct Words<'a>(pub &'a io::Error);
 

@@ -108,6 +108,7 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
     /// Ends the lease of a region that somebody deregistered past the cache. Nobody gets the region
     /// again, and the cache never deregisters it, because another region may have its address by
     /// now.
+    #[doc(hidden)]
     pub fn abandon(self) {
         if let Some(cache) = self.entry.cache.upgrade() {
             cache.detach(&self.entry);

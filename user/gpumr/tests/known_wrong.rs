@@ -334,7 +334,7 @@ fn memory_that_cannot_be_pinned_evicts_nothing() {
 #[test]
 fn the_longest_unused_goes_first() {
     let world = World::default();
-    let limits = Limits { entries: 2, ..Limits::default() };
+    let limits = Limits::default().with_entries(2);
     let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
     let blocks: Vec<Range> = (0..3).map(|_| world.allocate(2).unwrap()).collect();
     let first = region(&world, &cache, blocks[0]);
@@ -738,7 +738,7 @@ fn a_sweeper_looks_at_free_memory_between_its_sweeps() {
 #[test]
 fn what_was_in_use_is_evicted_in_its_turn() {
     let world = World::default();
-    let limits = Limits { entries: 1, ..Limits::default() };
+    let limits = Limits::default().with_entries(1);
     let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
     let blocks: Vec<Range> = (0..3).map(|_| world.allocate(2).unwrap()).collect();
     let leases: Vec<_> = blocks.iter().map(|b| cache.register(0, b.start(), b.length(), 1).unwrap()).collect();

@@ -87,7 +87,7 @@ fn each_lease_reaches_its_own_memory() {
 
 #[test]
 fn each_lease_reaches_its_own_memory_while_others_make_room() {
-    search("eviction", || run(false, Limits { entries: 1, ..Limits::default() }, 0));
+    search("eviction", || run(false, Limits::default().with_entries(1), 0));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn each_lease_reaches_its_own_memory_where_frees_are_reported() {
 fn nothing_is_deregistered_in_a_forgotten_domain() {
     search("a forgotten domain", || {
         let world = World::default();
-        let limits = Limits { entries: 1, ..Limits::default() };
+        let limits = Limits::default().with_entries(1);
         let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
         let (freed, other) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
         register(&world, &cache, freed);
@@ -185,7 +185,7 @@ fn two_threads_leave_one_region_of_a_buffer() {
 fn a_free_by_another_thread_is_heard() {
     search("a free by another thread", || {
         let world = World::default();
-        let limits = Limits { entries: 1, ..Limits::default() };
+        let limits = Limits::default().with_entries(1);
         let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
         let hooks = Hooks::promise(&cache);
         let (block, other) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
