@@ -138,7 +138,7 @@ impl Files {
                 Some(false) if unsure => Some(true),
                 // Where CUDA has no such file, or does not say when it has one, that is looked for now
                 // and then.
-                runs if !scans && !(unsure && runs.is_some()) => Some(false),
+                runs if !(scans || unsure && runs.is_some()) => Some(false),
                 runs => {
                     self.unsure &= runs.is_none();
                     self.watch().map(|()| unsure)
@@ -256,7 +256,8 @@ mod tests {
     fn hits_seldom_look_for_new_files() {
         let folder = std::env::temp_dir().join(format!("gpumr-checkpoint-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let open = || File::options().read(true).write(true).create(true).open(folder.join(CONTROL)).unwrap();
+        let open =
+            || File::options().read(true).write(true).create(true).truncate(false).open(folder.join(CONTROL)).unwrap();
         let next_tick = || {
             let now = tick();
             while tick() == now {

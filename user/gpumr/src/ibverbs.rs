@@ -384,9 +384,8 @@ impl Functions {
         let call = self.takes_dma_buf()?;
         // SAFETY: The domain lives (Pd::new), the descriptor is borrowed; a wrong range or flag is
         // refused.
-        let mr = made(unsafe {
-            call(pd.as_ptr(), offset, range.length() as usize, iova, fd.as_raw_fd(), access.bits())
-        })?;
+        let mr =
+            made(unsafe { call(pd.as_ptr(), offset, range.length() as usize, iova, fd.as_raw_fd(), access.bits()) })?;
         Ok(mr.at(range.start()))
     }
 
