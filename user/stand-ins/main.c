@@ -37,6 +37,13 @@ static struct ibv_mr *own_dma_buf(void *argument, struct ibv_pd *of, uint64_t of
 	return ibv_reg_dmabuf_mr(of, offset, length, iova, fd, access);
 }
 
+static struct ibv_mr *own_reg(void *argument, struct ibv_pd *of, void *addr, size_t length, uint64_t iova,
+			      unsigned int access)
+{
+	regs += argument == &regs;
+	return ibv_reg_mr_iova2(of, addr, length, iova, access);
+}
+
 static int own_dereg(void *argument, struct ibv_mr *mr)
 {
 	deregs += argument == &regs;
@@ -138,7 +145,7 @@ int main(void)
 	gpumr_close(cache);
 	/* What the kernel says of the other way counts, if there is one. */
 	verbs.reg_dmabuf_mr = NULL;
-	verbs.reg_mr = ibv_reg_mr_iova2;
+	verbs.reg_mr = own_reg;
 	for (int i = 0; i < 2; i++) {
 		options.way = i ? "auto" : "dma-buf";
 		if (gpumr_open(&cache, &options))
@@ -146,7 +153,7 @@ int main(void)
 		ask("the other hole", cache, pd, first, 8192);
 		gpumr_close(cache);
 	}
-	verbs.reg_dmabuf_mr = ibv_reg_dmabuf_mr;
+	verbs.reg_dmabuf_mr = own_dma_buf;
 	verbs.reg_mr = NULL;
 	options.way = "dma-buf";
 	options.on_gone = gone;

@@ -117,7 +117,7 @@ fn the_example_in_c_runs_and_wrong_input_is_named() {
         "valid 1",
         "superset: 1",
         "told 1 times",
-        "own functions 1 and 1 times",
+        "own functions 2 and 1 times",
         "no domains: there are no protection domains: pass at least one",
         "two NICs: 1",
         "shrunk by 16384",

@@ -66,7 +66,7 @@ static STAMPS: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^(\[[ .TC0-9]+\] 
 
 /// Matches the line by which the GPU's stand-in announces that a fault has NVIDIA's own code warn.
 static ANNOUNCED: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r"nvidia_lab: a warning of (\S+) follows").expect("a pattern"));
+    LazyLock::new(|| Regex::new(r"nvidia_lab: a warning of ([^ ]+) follows").expect("a pattern"));
 
 /// Returns the alarms of a log. A warning that was announced is none, and an announced one that does
 /// not come is one.
