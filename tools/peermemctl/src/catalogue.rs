@@ -30,7 +30,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "gpus.present",
         "Which GPUs of NVIDIA's sysfs shows, and which driver each belongs to.",
-        "Without a GPU there is nothing to register. A GPU of another driver (vfio-pci) is somebody else's, and NVIDIA gives GeForce boards no GPUDirect RDMA.",
+        "Without a GPU there is nothing to register. A GPU of another driver (VFIO, for a virtual machine) is somebody else's, and NVIDIA gives GeForce boards no GPUDirect RDMA.",
     ),
     entry(
         "fabric.rdma",

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 423] = [
+static CASES: [Case; 428] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1738,6 +1738,11 @@ static CASES: [Case; 423] = [
     case("public-iommu-module-forgotten", (2, 1), &["Begin with: modprobe nvidia-peermem", "iommu=pt"], &["DOCA-OFED", "or use dma-buf"]),
     case("public-rail-lost", (1, 0), &["if this one had such a NIC, it is off the bus", "follows from: fabric.distance"], &["fix: set NCCL_NET_GDR_LEVEL"]),
     case("public-driver-not-loaded-no-api", (2, 1), &["2 failed", "Begin with: modprobe nvidia", "not judged, as peer memory cannot work here"], &["DOCA-OFED", "make install"]),
+    case("public-guest-variant", (2, 1), &["if no virtual machine has it (fuser -v /dev/vfio/*)"], &[]),
+    case("public-guest-variant-of-8", (1, 0), &["if no virtual machine has it (fuser -v /dev/vfio/*)"], &[]),
+    case("public-guest-xen", (2, 1), &["if no virtual machine has it: echo"], &[]),
+    case("public-guest-variant-nic", (2, 1), &["is given to a virtual machine (mlx5_vfio_pci)"], &["install an RDMA NIC"]),
+    case("public-acs-beside-variant", (1, 0), &["if no guest uses this host's devices (mlx5_vfio_pci)"], &[]),
 ];
 
 #[test]

@@ -280,9 +280,9 @@ fn without_redirect(machine: &Machine, bridges: &str) -> String {
         ),
         None => format!("{off}, which holds until the next boot; for good, switch ACS off in the firmware"),
     };
-    match machine.devices.iter().any(|device| device.driver.as_deref() == Some("vfio-pci")) {
-        true => format!("if no guest uses this host's devices (vfio-pci), as ACS keeps guests apart: {off}"),
-        false => off,
+    match machine.devices.iter().find_map(Device::driver_for_guests) {
+        Some(driver) => format!("if no guest uses this host's devices ({driver}), as ACS keeps guests apart: {off}"),
+        None => off,
     }
 }
 

@@ -319,7 +319,8 @@ fn give_back(machine: &Machine, gpu: &Device, driver: &str) -> String {
     );
     machine.setting.on_host(&match driver {
         // The write does not return before the guest has given it back.
-        "vfio-pci" => format!("if no virtual machine has it (fuser -v /dev/vfio/*): {rebind}"),
+        _ if pci::is_of_vfio(driver) => format!("if no virtual machine has it (fuser -v /dev/vfio/*): {rebind}"),
+        _ if gpu.driver_for_guests().is_some() => format!("if no virtual machine has it: {rebind}"),
         "nouveau" => "echo blacklist nouveau > /etc/modprobe.d/nouveau.conf, build the initial RAM disk again (update-initramfs -u, dracut -f), and reboot".to_owned(),
         _ => rebind,
     })
@@ -399,7 +400,7 @@ const VENDORS: [(u16, &str); 7] = [
 ];
 
 /// Returns the module of a NIC's RDMA device, if it has one. Its driver decides where it has one: a maker's
-/// management ports have others (tg3, igb, ena), and vfio-pci gives it to a virtual machine.
+/// management ports have others (tg3, igb, ena), and that of VFIO gives it to a virtual machine.
 fn module_of(nic: &Device) -> Option<&'static str> {
     if let Some(driver) = nic.driver.as_deref() {
         return rdma::memory_module(driver);
@@ -505,8 +506,11 @@ fn no_device(machine: &Machine) -> Check {
     if machine.devices.is_empty() {
         return Check::skip(ID, "whether there is an RDMA device cannot be told: neither /sys/class/infiniband nor a PCI function can be read").seen(seen);
     }
-    let is_given_away = |nic: &&Device| nic.driver.as_deref() == Some("vfio-pci") && nic.kind() >> 8 == 2;
-    let given_away = machine.devices.iter().find(is_given_away);
+    let given_away = |nic: &'_ Device| {
+        let driver = nic.driver_for_guests().filter(|_| nic.kind() >> 8 == 2)?;
+        Some((nic.address.clone(), driver.to_owned()))
+    };
+    let given_away = machine.devices.iter().find_map(given_away);
     let fix = match (&setting.container, &setting.virtual_machine) {
         _ if setting.rdma_by_namespace && setting.container.is_some() => ASK,
         (None, Some(_)) if machine.root.line("/sys/class/dmi/id/sys_vendor").as_deref() == Some("Amazon EC2") => {
@@ -516,13 +520,14 @@ fn no_device(machine: &Machine) -> Check {
         (None, Some(_)) if machine.devices.iter().any(|device| (device.vendor, device.device) == GVNIC) => {
             "take a machine type with RDMA NICs (a3-ultragpu, a4); over its gVNICs only GPUDirect-TCPX goes, a plugin of NCCL"
         }
-        (None, _) if given_away.is_some() => "run this in the virtual machine that has the NIC, or take it back from vfio-pci",
+        (None, _) if given_away.is_some() => "run this in the virtual machine that has the NIC, or take it back from the driver that gives it away",
         (Some(_), _) => "start this container with the RDMA device (docker: --device=/dev/infiniband --network=host; Kubernetes: what the RDMA device plugin offers)",
         (_, Some(_)) => "pass an RDMA NIC through to this virtual machine; lspci shows what came through",
         _ => "install an RDMA NIC; lspci shows what is there",
     };
-    let what =
-        given_away.map_or(String::new(), |nic| format!("; {} is given to a virtual machine (vfio-pci)", nic.address));
+    let what = given_away.map_or(String::new(), |(address, driver)| {
+        format!("; {address} is given to a virtual machine ({driver})")
+    });
     Check::fail(ID, format!("{message} in this {}{what}", setting.what()), fix).seen(seen)
 }
 
