@@ -54,6 +54,8 @@ pub struct Machine<'a> {
     pub driver: Option<Driver>,
     pub devices: Vec<Device>,
     pub rdma: Vec<RdmaDevice>,
+    /// The RDMA devices by which NVSwitches are managed. They are no NICs, and not among the others.
+    pub switch_managers: Vec<RdmaDevice>,
     /// The facts that the files of the RDMA devices' drivers tell, by module, if they can be read.
     pub drivers: BTreeMap<String, NicDriver>,
     /// The module file that modprobe would load.
@@ -112,7 +114,11 @@ impl<'a> Machine<'a> {
         let chosen = release.as_deref().and_then(|release| module_file::chosen(root, release, NAME));
         let file = chosen.and_then(|path| ModuleFile::read(root, &path).ok());
         let stats = peermem::stats(root);
-        let rdma = rdma::devices(root);
+        let devices = pci::devices(root);
+        // Vital product data takes its time, so it is read where there may be such devices.
+        let may_manage = nvidia::gpus(&devices).into_iter().any(nvidia::may_have_nvlink5);
+        let manages = |nic: &RdmaDevice| may_manage && rdma::manages_switches(root, nic) == Some(true);
+        let (switch_managers, rdma): (Vec<_>, Vec<_>) = rdma::devices(root).into_iter().partition(manages);
         let drivers = nic_drivers(root, release.as_deref(), &rdma);
         let (log, log_cut) = kernel::log(root);
         let (log_times, log) = match log {
@@ -136,7 +142,8 @@ impl<'a> Machine<'a> {
             log,
             log_times,
             log_cut,
-            devices: pci::devices(root),
+            devices,
+            switch_managers,
             registrations: peermem::registrations(root),
             failures: peermem::failures(root),
             callbacks: peermem::callbacks(root),
@@ -334,9 +341,22 @@ impl<'a> Machine<'a> {
         Some(nodes.contains(&node))
     }
 
-    /// Returns whether this machine has NVSwitches, whose class is that of a bridge of no known kind.
+    /// Returns whether this machine has NVSwitches: PCI functions whose class is that of a bridge of no known kind, or
+    /// with NVLink 5 devices that manage them.
     pub fn has_nvswitch(&self) -> bool {
-        self.devices.iter().any(|device| device.vendor == nvidia::NVIDIA && device.kind() == 0x0680)
+        let is_switch = |device: &Device| device.vendor == nvidia::NVIDIA && device.kind() == 0x0680;
+        !self.switch_managers.is_empty() || self.devices.iter().any(is_switch)
+    }
+
+    /// Returns whether an RDMA device may be one that manages NVSwitches, where only root may read that: four functions
+    /// of one card beside GPUs with NVLink 5, and no NVSwitch to be seen.
+    pub fn may_manage_switches(&self, nic: &RdmaDevice) -> bool {
+        let card = |nic: &RdmaDevice| nic.pci.as_deref()?.rsplit_once('.').map(|(card, _)| card.to_owned());
+        let of_card = || self.rdma.iter().filter(|other| card(other).is_some() && card(other) == card(nic));
+        !self.has_nvswitch()
+            && self.gpus().into_iter().any(nvidia::may_have_nvlink5)
+            && of_card().count() == 4
+            && rdma::manages_switches(self.root, nic).is_none()
     }
 
     /// Returns whether this machine shows that a GPU has a coherent link to its processor: by the root port of Grace

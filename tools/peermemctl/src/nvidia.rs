@@ -170,6 +170,12 @@ pub fn has_open_modules(gpu: &Device) -> bool {
     gpu.vendor != NVIDIA || gpu.device >= 0x1e00
 }
 
+/// Returns whether a GPU may be one with NVLink 5, whose NVSwitches are no PCI functions: those of Blackwell for data
+/// centres and later ones, whose ids begin with 2900.
+pub fn may_have_nvlink5(gpu: &Device) -> bool {
+    gpu.vendor == NVIDIA && gpu.kind() == 0x0302 && gpu.device >= 0x2900
+}
+
 /// The lines of nvidia-smi -q that stand in no block, or in one of which nothing else is looked at.
 pub const LINES: [&str; 8] = [
     "Compute Mode",

@@ -2,7 +2,7 @@
 //! RDMA devices and their ports.
 
 use crate::pci;
-use crate::root::Root;
+use crate::root::{Missing, Root};
 
 const CLASS: &str = "/sys/class/infiniband";
 
@@ -110,6 +110,26 @@ fn device(root: &Root, name: String) -> RdmaDevice {
     };
     let ports = root.names(&format!("{dir}/ports")).into_iter().map(|number| port(root, &dir, number)).collect();
     RdmaDevice { module: module.map(str::to_owned), name, pci, software, netdev, ports }
+}
+
+/// The file of a PCI function that has its vital product data, and the words by which a ConnectX says there that it
+/// manages NVSwitches.
+pub const PRODUCT_DATA: &str = "vpd";
+pub const MANAGES_SWITCHES: &str = "SMDL=SW_MNG";
+
+/// Returns whether a device is a function by which NVSwitches of NVLink 5 are managed, and that carries no traffic of
+/// programs (bottlerocket-os/bottlerocket-core-kit#499); `None` where only root may read that.
+pub fn manages_switches(root: &Root, device: &RdmaDevice) -> Option<bool> {
+    let dir = format!("{CLASS}/{}/device", device.name);
+    let is_infiniband = root.line(&format!("{dir}/class")).is_some_and(|class| class.starts_with("0x0207"));
+    if !is_infiniband || device.module.as_deref() != Some("mlx5_ib") {
+        return Some(false);
+    }
+    match root.text(&format!("{dir}/{PRODUCT_DATA}")) {
+        Ok(text) => Some(text.contains(MANAGES_SWITCHES)),
+        Err(Missing::Denied) => None,
+        Err(_) => Some(false),
+    }
 }
 
 /// Returns the module that registers memory, by the driver of the PCI function.

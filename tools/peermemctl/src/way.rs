@@ -12,7 +12,7 @@ use crate::modprobe;
 use crate::module_file::Maker;
 use crate::nvidia::{self, Flavour};
 use crate::pci::{Device, Distance, Iommu};
-use crate::rdma::RdmaDevice;
+use crate::rdma::{self, RdmaDevice};
 use crate::root::Root;
 use crate::setting::{self, vendor, Vendor};
 use schemars::JsonSchema;
@@ -240,6 +240,13 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     let nic_at = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software);
     if nic_at.is_some_and(|nic| nic.is_gone) {
         return Judged::No(format!("{} has fallen off the bus", nic.name));
+    }
+    if machine.may_manage_switches(nic) {
+        return Judged::Unknown(format!(
+            "only root may read whether {} is a NIC, or manages NVSwitches ({} in sysfs)",
+            nic.name,
+            rdma::PRODUCT_DATA
+        ));
     }
     if let Some(family) = setting::family_without_gpudirect(machine, nic) {
         return Judged::No(format!(

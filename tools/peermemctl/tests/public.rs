@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 428] = [
+static CASES: [Case; 431] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1743,6 +1743,9 @@ static CASES: [Case; 428] = [
     case("public-guest-xen", (2, 1), &["if no virtual machine has it: echo"], &[]),
     case("public-guest-variant-nic", (2, 1), &["is given to a virtual machine (mlx5_vfio_pci)"], &["install an RDMA NIC"]),
     case("public-acs-beside-variant", (1, 0), &["if no guest uses this host's devices (mlx5_vfio_pci)"], &[]),
+    case("public-nvlink-bridges", (2, 1), &["manages NVSwitches", "has not set their ports up", "start no opensm"], &["enable --now opensm"]),
+    case("public-nvlink-bridges-active", (2, 1), &["counts as no NIC", "there is no RDMA device"], &["NCCL: yes"]),
+    case("public-nvlink-bridges-beside", (1, 0), &["manage NVSwitches"], &["enable --now opensm"]),
 ];
 
 #[test]

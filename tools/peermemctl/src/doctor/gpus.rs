@@ -284,7 +284,7 @@ fn coherent(machine: &Machine, gpu: &Device) -> Option<Check> {
 }
 
 /// Returns what has the GPUs registered with the fabric of NVLink.
-fn register(machine: &Machine) -> String {
+pub(super) fn register(machine: &Machine) -> String {
     let setting = &machine.setting;
     if machine.gpus().into_iter().any(|gpu| machine.has_c2c(gpu)) {
         return "the fabric manager of such a rack runs on its NVLink switches: it tells why these GPUs are in no partition; on this node nvidia-smi -q (Fabric) shows the state".to_owned();

@@ -3,7 +3,7 @@
 
 use super::devices::Giver;
 use super::load_refused::load_refused;
-use super::{driver, log, module};
+use super::{driver, gpus, log, module};
 use crate::check::{Check, Kind};
 use crate::facts;
 use crate::machine::Machine;
@@ -17,6 +17,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
         [] => vec![no_gpu(machine)],
         gpus => gpus.iter().map(|gpu| present(machine, gpu)).collect(),
     };
+    checks.extend(switch_managers(machine));
     match machine.rdma.as_slice() {
         [] => checks.push(no_device(machine)),
         devices => {
@@ -29,6 +30,29 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks
 }
 
+/// Says of the devices that manage NVSwitches that they are no NICs, and whether their subnet manager has set them up.
+fn switch_managers(machine: &Machine) -> Option<Check> {
+    const ID: &str = "fabric.port";
+    let all = &machine.switch_managers;
+    let names = all.iter().map(|device| device.name.as_str()).collect::<Vec<_>>().join(", ");
+    let first = all.first()?;
+    let what = match all.as_slice() {
+        [_] => format!("{names} manages NVSwitches, carries no traffic of programs, and counts as no NIC"),
+        _ => format!("{names} manage NVSwitches, carry no traffic of programs, and count as no NICs"),
+    };
+    let seen = format!("{} in vpd of the PCI function of {}", rdma::MANAGES_SWITCHES, first.name);
+    let check = match all.iter().any(waits_for_manager) {
+        // Another subnet manager would take the NVLink subnet from nvlsm.
+        true => Check::warn(
+            ID,
+            format!("{what}; nvlsm, the subnet manager of NVLink, has not set their ports up"),
+            format!("{}; start no opensm on these ports", gpus::register(machine)),
+        ),
+        false => Check::ok(ID, what),
+    };
+    Some(check.seen(seen))
+}
+
 /// Returns the NICs that have no RDMA device here, although their driver, whose module is loaded, makes
 /// one for each.
 fn nics_without_device<'a>(machine: &'a Machine) -> Vec<&'a Device> {
@@ -37,7 +61,12 @@ fn nics_without_device<'a>(machine: &'a Machine) -> Vec<&'a Device> {
         nic.driver.is_some() && module.is_some_and(|module| machine.modules.contains_key(module))
     };
     let has_device = |nic: &&Device| machine.rdma.iter().any(|device| device.pci.as_deref() == Some(&nic.address));
-    machine.devices.iter().filter(is_known).filter(|nic| !has_device(nic)).collect()
+    machine.devices.iter().filter(is_known).filter(|nic| !has_device(nic) && !manages_switches(machine, nic)).collect()
+}
+
+/// Returns whether a PCI function is one by which NVSwitches are managed.
+fn manages_switches(machine: &Machine, nic: &Device) -> bool {
+    machine.switch_managers.iter().any(|device| device.pci.as_deref() == Some(&nic.address))
 }
 
 /// Returns a NIC that is nearer to a GPU than that, and has no RDMA device here.
@@ -435,14 +464,17 @@ fn no_device(machine: &Machine) -> Check {
         "ask for an RDMA device in the pod's specification (device plugin, CNI or DRA driver of the network operator)";
     const BY_NAMESPACE: &str = "N in /sys/module/ib_core/parameters/netns_mode";
     let message = "there is no RDMA device";
-    let seen = "/sys/class/infiniband is empty";
+    let seen = match machine.switch_managers.is_empty() {
+        true => "/sys/class/infiniband is empty",
+        false => "no device in /sys/class/infiniband but those that manage NVSwitches",
+    };
     if machine.root.exists(WSL) {
         let mut check = Check::fail(ID, format!("{message} in WSL"), "run on Linux itself").seen(seen);
         check.follows = Some("gpus.present");
         return check;
     }
-    let nics: Vec<(&Device, &str)> =
-        machine.devices.iter().filter_map(|device| Some((device, module_of(device)?))).collect();
+    let nics = machine.devices.iter().filter(|device| !manages_switches(machine, device));
+    let nics: Vec<(&Device, &str)> = nics.filter_map(|device| Some((device, module_of(device)?))).collect();
     let loaded = |module: &str| machine.modules.contains_key(module);
     let setting = &machine.setting;
     if let Some((nic, module)) = nics.iter().find(|(_, module)| loaded(module)) {
