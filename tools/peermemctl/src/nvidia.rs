@@ -213,6 +213,8 @@ pub struct Told {
     pub compute_mode: Option<String>,
     /// The action that it needs after a fault: `Reset`, `Reboot`, `Drain P2P`, ...
     pub recovery: Option<String>,
+    /// Whether the driver, from R570 on, says that it needs none.
+    pub is_recovered: bool,
     /// Whether it has a coherent link to the CPU: `Enabled`, `Disabled` or `N/A`.
     pub c2c: Option<String>,
     /// `None`, `Pass-Through`, `VGPU`, `Host VGPU` or `Host VSGA`.
@@ -266,7 +268,10 @@ pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
             ("MIG Device", "Compute Instance ID") => of.has_mig_device = true,
             (_, "Compute Mode") => of.compute_mode = Some(value.trim().to_owned()),
             (_, "GPU C2C Mode") => of.c2c = Some(value.trim().to_owned()),
-            (_, "GPU Recovery Action") => of.recovery = recovery(value).or(of.recovery.take()),
+            (_, "GPU Recovery Action") => {
+                of.recovery = recovery(value).or(of.recovery.take());
+                of.is_recovered = value.trim() == "None";
+            }
             // Drivers before R570 have these in its place.
             (_, "Reset Required") if value.trim() == "Yes" => of.recovery = Some("Reset".to_owned()),
             (_, "Drain and Reset Recommended") if value.trim() == "Yes" => {

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 431] = [
+static CASES: [Case; 432] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1746,6 +1746,7 @@ static CASES: [Case; 431] = [
     case("public-nvlink-bridges", (2, 1), &["manages NVSwitches", "has not set their ports up", "start no opensm"], &["enable --now opensm"]),
     case("public-nvlink-bridges-active", (2, 1), &["counts as no NIC", "there is no RDMA device"], &["NCCL: yes"]),
     case("public-nvlink-bridges-beside", (1, 0), &["manage NVSwitches"], &["enable --now opensm"]),
+    case("public-xid-recovered", (0, 0), &["the GPU driver asks for nothing now"], &["nvidia-smi -r"]),
 ];
 
 #[test]

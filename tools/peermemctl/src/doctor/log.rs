@@ -558,7 +558,8 @@ fn xid_of(line: &str) -> Option<(&str, u32)> {
 
 /// Reports one Xid for each GPU: the last that needs somebody to act, unless the driver took that
 /// back, or else the last of all. What the driver itself asks for (Xid 154) takes precedence over
-/// what its catalogue says of another Xid.
+/// what its catalogue says of another Xid, and over both what nvidia-smi says now: no line of the log takes an
+/// Xid back after a reset.
 fn xid(machine: &Machine) -> Vec<Check> {
     const ID: &str = "log.xid";
     struct Fatal {
@@ -611,9 +612,22 @@ fn xid(machine: &Machine) -> Vec<Check> {
         };
         found.push(last);
     }
+    let is_recovered = |last: &Last| {
+        // Of power cables no recovery action tells.
+        let is_meant = last.fatal.as_ref().is_some_and(|fatal| !is_of_power(fatal.number));
+        let address = last.gpu.split_ascii_whitespace().next().map(|gpu| format!("{gpu}.0"));
+        let told = address.and_then(|address| machine.told(machine.pci(&address)?));
+        is_meant && told.is_some_and(|told| told.is_recovered)
+    };
     let check = |last: Last| {
         let gpu = last.gpu;
+        let is_over = is_recovered(&last);
         let check = match last.fatal {
+            Some(Fatal { number, what, .. }) if is_over => Check::ok(
+                ID,
+                format!("GPU {gpu} reported Xid {number} since the kernel was booted ({what}), and the GPU driver asks for nothing now"),
+            )
+            .seen("GPU Recovery Action of nvidia-smi -q is None"),
             Some(Fatal { number, what, fix }) => {
                 Check::warn(ID, format!("GPU {gpu} reported Xid {number} since the kernel was booted: {what}"), fix)
             }
@@ -636,6 +650,11 @@ fn xid(machine: &Machine) -> Vec<Check> {
         check.seen(format!("kernel log: {}", last.line))
     };
     found.into_iter().map(check).collect()
+}
+
+/// Returns whether an Xid asks for power cables.
+fn is_of_power(number: u32) -> bool {
+    FATAL_XIDS.iter().any(|(xid, _, asks)| *xid == number && *asks == Asks::Power)
 }
 
 /// Returns the NVSwitch, the number and the words of an SXid that is fatal: "nvidia-nvswitch0: SXid
