@@ -130,6 +130,15 @@ pub const TOPOLOGY: Rule = rule(
     "the driver's check of the PCI topology is made for peer memory and dma-buf alike: on a chipset that it does not approve of, GPU and NIC need a common switch, but for GPUs with a coherent link and in virtual machines",
     "nv_grdma_pci_topology_supported in kernel-open/nvidia/nv-pci.c of open-gpu-kernel-modules 580, called by nv-p2p.c and nv-dmabuf.c",
 );
+/// The word in the name of a desktop's processor (model name in /proc/cpuinfo).
+pub const DESKTOP_WORD: &str = "Core(TM)";
+pub const DESKTOP_CHIPSET: Rule = rule(
+    "chipset",
+    None,
+    None,
+    "on a desktop's chipset (Intel Core) a NIC below another root port than the GPU may write GPU memory and fail to read it, and nothing logs that",
+    "NVIDIA/open-gpu-kernel-modules#1253 (Core Ultra 9 285K, Z890)",
+);
 pub const DATA_DIRECT: Rule =
     rule("Linux", Some("6.12"), None, "mlx5_ib knows Data Direct", "drivers/infiniband/hw/mlx5/data_direct.c");
 pub const PERSISTENT_OF_PARTS: Rule = rule(
@@ -388,7 +397,7 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 43] = [
+pub const ALL: [&Rule; 44] = [
     &DRIVER_TOO_OLD,
     &LAST_OF_KEPLER,
     &DISPLAY_MODES,
@@ -397,6 +406,7 @@ pub const ALL: [&Rule; 43] = [
     &TOPOLOGY_DENIED,
     &FORCED_PCIE_COHERENT,
     &TOPOLOGY,
+    &DESKTOP_CHIPSET,
     &PERSISTENT_OF_PARTS,
     &CDMM,
     &DATA_DIRECT,

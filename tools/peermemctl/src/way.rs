@@ -265,10 +265,25 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
         Way::Preload => preload(machine, gpu, nic),
     };
     // A reason from above holds for every board, so an unknown board is judged last.
-    match not_told(machine, gpu).filter(|_| judged.is_yes()) {
+    let unknown = || not_told(machine, gpu).or_else(|| on_desktop(machine, gpu, nic));
+    match judged.is_yes().then(unknown).flatten() {
         Some(why) => Judged::Unknown(why),
         None => judged,
     }
+}
+
+/// Returns why only a trial tells whether transfers between a GPU and a NIC arrive: they go from one root port of a
+/// desktop's chipset to another ([`facts::DESKTOP_CHIPSET`]). That memory was registered is no proof.
+pub fn on_desktop(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Option<String> {
+    let cpu = machine.root.text_once("/proc/cpuinfo").ok()?;
+    let is_desktop = cpu.lines().any(|line| line.starts_with("model name") && line.contains(facts::DESKTOP_WORD));
+    let is_meant = is_desktop && machine.setting.virtual_machine.is_none() && !nic.software;
+    (is_meant && !shares_a_switch(machine, gpu, nic)).then(|| {
+        format!(
+            "GPU {} and {} share no PCIe switch, and {} ({}): peermemctl verify tries both directions",
+            gpu.address, nic.name, facts::DESKTOP_CHIPSET.what, facts::DESKTOP_CHIPSET.source
+        )
+    })
 }
 
 /// Says in words that a GPU waits to be registered with the fabric of NVLink.

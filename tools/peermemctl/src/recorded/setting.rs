@@ -6,6 +6,7 @@ use crate::doctor::devices::{selinux_type, CONTEXT};
 use crate::doctor::hardware::WSL;
 use crate::doctor::limits::{has_component, is_adopted, is_of_slurm, ADOPTED, BATCH, SESSION};
 use crate::environment::Environment;
+use crate::facts::DESKTOP_WORD;
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia;
@@ -40,7 +41,7 @@ impl Recorder<'_> {
         if let Some(of) = selinux_type(self.root) {
             self.text(CONTEXT, &format!("::{of}\n"));
         }
-        // The processor's maker, and whether a hypervisor says that it is there.
+        // The processor's maker, whether it is a desktop's, and whether a hypervisor says that it is there.
         let cpu = self.root.text("/proc/cpuinfo").unwrap_or_default();
         let words = |line: &str| ["vendor_id", "CPU implementer"].iter().any(|start| line.starts_with(start));
         let mut kept: Vec<&str> = cpu.lines().find(|line| words(line)).into_iter().collect();
@@ -51,6 +52,8 @@ impl Recorder<'_> {
             (true, false) => Some("flags : hypervisor"),
             _ => None,
         };
+        let is_desktop = |line: &&str| line.starts_with("model name") && line.contains(DESKTOP_WORD);
+        kept.extend(cpu.lines().find(is_desktop));
         kept.extend(flags);
         if !kept.is_empty() {
             self.text("/proc/cpuinfo", &(kept.join("\n") + "\n"));
