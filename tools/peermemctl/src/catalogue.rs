@@ -44,8 +44,8 @@ pub const CHECKS: [Entry; 80] = [
     ),
     entry(
         "fabric.gid",
-        "Whether an Ethernet port that is active has a GID of an interface in this network namespace.",
-        "RoCE connects by the addresses of network interfaces. A pod that was given the RDMA device and no interface of it registers memory and cannot connect; InfiniBand needs none.",
+        "Whether an Ethernet port that is active has a GID of an interface in this network namespace, and speaks RoCE.",
+        "Most programs do not connect by iWARP. RoCE connects by the addresses of network interfaces. A pod that was given the RDMA device and no interface of it registers memory and cannot connect; InfiniBand needs none.",
     ),
     entry(
         "driver.loaded",

@@ -278,6 +278,13 @@ pub const MLX5_UMR: Rule = rule(
     "a function without UMR (its firmware has umr_modify_entity_size disabled, as some virtual functions have) refuses each dma-buf with EINVAL; nothing in /sys tells, peermemctl selftest does",
     "mlx5_ib_reg_user_mr_dmabuf() and mlx5r_umr_can_load_pas() in drivers/infiniband/hw/mlx5",
 );
+pub const IWARP: Rule = rule(
+    "iWARP",
+    None,
+    None,
+    "its queue pairs are connected by the RDMA connection manager alone (perftest -R, libfabric): NCCL, UCX, NVSHMEM and Mooncake connect theirs by numbers that they exchange themselves",
+    "openucx/ucx#2507 and #3178, open-mpi/ompi#7861; ncclIbRtrQp in src/transport/net_ib.cc of NCCL",
+);
 pub const OFED_API: Rule = rule(
     "OFED",
     Some("25.10"),
@@ -397,7 +404,7 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 44] = [
+pub const ALL: [&Rule; 45] = [
     &DRIVER_TOO_OLD,
     &LAST_OF_KEPLER,
     &DISPLAY_MODES,
@@ -434,6 +441,7 @@ pub const ALL: [&Rule; 44] = [
     &MOONCAKE_PLAIN,
     &DEEPEP_NVSHMEM,
     &NCCL_FORCED_PCIE,
+    &IWARP,
     &OFED_API,
     &VERA_RUBIN,
     &EFA_FAMILIES,

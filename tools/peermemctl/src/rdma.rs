@@ -13,6 +13,8 @@ pub struct RdmaDevice {
     pub pci: Option<String>,
     /// Whether it is software over a network interface (rxe, siw).
     pub software: bool,
+    /// Whether it speaks iWARP, by which only the RDMA connection manager makes connections.
+    pub iwarp: bool,
     /// The kernel module that makes its memory regions, where that is known.
     pub module: Option<String>,
     /// The network interface that it is software over.
@@ -75,6 +77,9 @@ impl Port {
     }
 }
 
+/// The file of an RDMA device that tells whether it speaks iWARP.
+pub const KIND: &str = "node_type";
+
 /// The beginning of the names of nodes of RDMA devices in /dev/infiniband.
 pub const NODE: &str = "uverbs";
 /// The folder in which the kernel shows which RDMA device each node belongs to.
@@ -109,7 +114,12 @@ fn device(root: &Root, name: String) -> RdmaDevice {
         false => root.link_name(&format!("{dir}/device/driver")).and_then(|driver| memory_module(&driver)),
     };
     let ports = root.names(&format!("{dir}/ports")).into_iter().map(|number| port(root, &dir, number)).collect();
-    RdmaDevice { module: module.map(str::to_owned), name, pci, software, netdev, ports }
+    // "4: RNIC"
+    let iwarp = match root.line(&format!("{dir}/{KIND}")) {
+        Some(kind) => kind.ends_with("RNIC"),
+        None => module.is_some_and(|module| ["iw_cxgb4", "siw"].contains(&module)),
+    };
+    RdmaDevice { module: module.map(str::to_owned), name, pci, software, netdev, iwarp, ports }
 }
 
 /// The file of a PCI function that has its vital product data, and the words by which a ConnectX says there that it
@@ -222,6 +232,7 @@ mod tests {
             pci: None,
             software: false,
             netdev: None,
+            iwarp: false,
             module: None,
             ports: ports.collect(),
         }

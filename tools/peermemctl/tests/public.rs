@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 433] = [
+static CASES: [Case; 434] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1748,6 +1748,7 @@ static CASES: [Case; 433] = [
     case("public-nvlink-bridges-beside", (1, 0), &["manage NVSwitches"], &["enable --now opensm"]),
     case("public-xid-recovered", (0, 0), &["the GPU driver asks for nothing now"], &["nvidia-smi -r"]),
     case("public-desktop-root-ports", (3, 2), &["peermemctl verify tries both directions"], &["set NCCL_NET_GDR_LEVEL"]),
+    case("public-iwarp", (1, 0), &["is an iWARP device", "enable_roce value true"], &["NCCL: yes", "UCX: yes"]),
 ];
 
 #[test]

@@ -13,7 +13,7 @@ use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
 use crate::pci::{Device, Distance};
-use crate::rdma::RdmaDevice;
+use crate::rdma::{self, RdmaDevice};
 use crate::setting::{self, vendor, Vendor};
 use crate::way::{self, Judged, Way};
 use schemars::JsonSchema;
@@ -32,6 +32,8 @@ const BY_RDMA: &str = "what [fabric.rdma] says";
 /// The cures if a GPU or a NIC itself is the cause.
 const BY_GPU: &str = "what [gpus.present] says of that GPU";
 const BY_PORT: &str = "what [fabric.port] says of that NIC";
+/// The cure if the kind of a NIC is the cause.
+const BY_KIND: &str = "what [fabric.gid] says of that NIC";
 /// The cures if something else than GPU and NIC closes dma-buf, or if no IOMMU knows the addresses of
 /// the loaded module.
 const BY_IOMMU: &str = "what [fabric.iommu] says";
@@ -43,6 +45,7 @@ pub fn cured_by(fix: &str) -> Option<&'static str> {
         (BY_RDMA, "fabric.rdma"),
         (BY_GPU, "gpus.present"),
         (BY_PORT, "fabric.port"),
+        (BY_KIND, "fabric.gid"),
         (BY_IOMMU, "fabric.iommu"),
         (BY_REFUSED, "ways.refused"),
     ];
@@ -202,6 +205,14 @@ impl Consumer {
     fn does_here(&self, pairing: &Pairing, machine: &Machine, environment: &Environment) -> Does {
         if let Some(refusal) = without_gpus(machine, environment) {
             return Does::Copies(refusal);
+        }
+        // Its provider for verbs connects by the connection manager.
+        if pairing.nic.iwarp && self.id != "consumers.libfabric" {
+            return Does::Copies(Refusal {
+                because: format!("{} is an iWARP device, with which it does not connect", pairing.nic.name),
+                set: Some(BY_KIND.to_owned()),
+                seen: format!("{} of the device in /sys/class/infiniband", rdma::KIND),
+            });
         }
         let can = |way| way::possible(machine, pairing.gpu, pairing.nic, way);
         let offered = can(Way::DmaBuf);

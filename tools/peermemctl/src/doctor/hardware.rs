@@ -701,6 +701,9 @@ fn by_link(machine: &Machine, device: &RdmaDevice) -> String {
 /// connect (Mellanox/k8s-rdma-shared-dev-plugin#72, projectcalico/calico#8482).
 fn gids(machine: &Machine, device: &RdmaDevice) -> Option<Check> {
     const ID: &str = "fabric.gid";
+    if device.iwarp && device.is_active() && !device.software && machine.was_given_nic(device) != Some(false) {
+        return Some(iwarp(machine, device));
+    }
     let is_told = device.ports.iter().any(|port| port.has_gid.is_some());
     if !is_told || !device.is_active() || machine.was_given_nic(device) == Some(false) {
         return None;
@@ -731,6 +734,29 @@ fn gids(machine: &Machine, device: &RdmaDevice) -> Option<Check> {
             .brief(format!("{name} has no GID")),
     };
     Some(check.about(Kind::Nic, name, many).seen(seen))
+}
+
+/// Says of a NIC that speaks iWARP who does not connect by it ([`facts::IWARP`]).
+fn iwarp(machine: &Machine, device: &RdmaDevice) -> Check {
+    const ID: &str = "fabric.gid";
+    let name = &device.name;
+    let what = format!("is an iWARP device: {}", facts::IWARP.what);
+    let many = format!("are iWARP devices: {}", facts::IWARP.what);
+    let nic = device.pci.as_deref().and_then(|address| machine.pci(address));
+    // Intel's X722, of i40e, speaks iWARP only (drivers/infiniband/hw/irdma/i40iw_if.c).
+    let fix = match nic.filter(|nic| nic.driver.as_deref() == Some("ice")) {
+        Some(nic) => machine.setting.on_host(&format!(
+            "have it speak RoCEv2: devlink dev param set pci/{0} name enable_iwarp value false cmode runtime && devlink dev param set pci/{0} name enable_roce value true cmode runtime (with Intel's own irdma: its parameter roce_ena=1)",
+            nic.address
+        )),
+        None => "use a NIC with RoCE or InfiniBand".to_owned(),
+    };
+    let others = machine.rdma.iter().filter(|other| other.can_connect() && !other.iwarp && !other.software);
+    let check = match others.map(|other| &other.name).next() {
+        Some(other) => Check::skip(ID, format!("{name} {what}; {other} is none")),
+        None => Check::warn(ID, format!("{name} {what}"), fix),
+    };
+    check.about(Kind::Nic, name, many).seen(format!("{} in /sys/class/infiniband/{name}", rdma::KIND))
 }
 
 /// Returns the network interface of a NIC in this network namespace.

@@ -275,6 +275,7 @@ impl Recorder<'_> {
             let Some(real) = self.root.resolved(&dir) else { continue };
             self.link(&format!("{real}/device"));
             self.file(&format!("{real}/parent"));
+            self.file(&format!("{real}/{}", rdma::KIND));
             let data = self.root.resolved(&format!("{real}/device")).map(|of| format!("{of}/{}", rdma::PRODUCT_DATA));
             if let Some(data) = data.filter(|data| self.root.text(data).is_ok_and(|t| t.contains(rdma::MANAGES_SWITCHES))) {
                 // The rest of it has serial numbers.
