@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 434] = [
+static CASES: [Case; 439] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1749,6 +1749,11 @@ static CASES: [Case; 434] = [
     case("public-xid-recovered", (0, 0), &["the GPU driver asks for nothing now"], &["nvidia-smi -r"]),
     case("public-desktop-root-ports", (3, 2), &["peermemctl verify tries both directions"], &["set NCCL_NET_GDR_LEVEL"]),
     case("public-iwarp", (1, 0), &["is an iWARP device", "enable_roce value true"], &["NCCL: yes", "UCX: yes"]),
+    case("public-efa-off", (2, 1), &["modprobe efa"], &["attach a network interface"]),
+    case("public-efa-kept-out", (2, 1), &["/etc/modprobe.d/e.conf"], &["attach a network interface"]),
+    case("public-erdma-off", (2, 1), &["modprobe erdma"], &["pass an RDMA NIC"]),
+    case("public-irdma-off", (2, 1), &["modprobe irdma"], &["install an RDMA NIC"]),
+    case("public-irdma-kept-out", (2, 1), &["/etc/modprobe.d/irdma.conf"], &["install an RDMA NIC"]),
 ];
 
 #[test]

@@ -57,7 +57,7 @@ fn switch_managers(machine: &Machine) -> Option<Check> {
 /// one for each.
 fn nics_without_device<'a>(machine: &'a Machine) -> Vec<&'a Device> {
     let is_known = |nic: &&Device| {
-        let module = module_of(nic).filter(|module| is_sure(module));
+        let module = module_of(nic).filter(|module| is_sure(nic, module));
         nic.driver.is_some() && module.is_some_and(|module| machine.modules.contains_key(module))
     };
     let has_device = |nic: &&Device| machine.rdma.iter().any(|device| device.pci.as_deref() == Some(&nic.address));
@@ -439,10 +439,26 @@ fn module_of(nic: &Device) -> Option<&'static str> {
     vendor.map(|(_, module)| *module)
 }
 
-/// Returns whether every network card of the module's vendor is an RDMA device. Intel, Amazon and
-/// Emulex also make network cards without RDMA; the same is assumed of Alibaba (erdma).
-fn is_sure(module: &str) -> bool {
-    !["irdma", "efa", "erdma", "ocrdma"].contains(&module)
+/// Returns whether a NIC whose RDMA device would be one of a module is an RDMA device for sure. Amazon's and
+/// Alibaba's have ids of their own (efa_main.c and erdma_main.c in drivers/infiniband/hw); Intel and Emulex also make
+/// network cards without RDMA.
+fn is_sure(nic: &Device, module: &str) -> bool {
+    match module {
+        "efa" => (0xefa0..=0xefa3).contains(&nic.device),
+        "erdma" => nic.device == 0x107f,
+        "irdma" | "ocrdma" => false,
+        _ => true,
+    }
+}
+
+/// Returns whether a NIC may be an RDMA device of Intel's: the E800s, which ice drives, and among those of i40e the
+/// X722, whose ids are these.
+fn is_of_intel(nic: &Device) -> bool {
+    match nic.driver.as_deref() {
+        Some("ice") => true,
+        Some("i40e") => (0x37ce..=0x37d3).contains(&nic.device),
+        _ => false,
+    }
 }
 
 /// Returns a NIC whose driver makes no RDMA device and pins GPU memory by itself: HPE's Slingshot, or whatever
@@ -512,17 +528,21 @@ fn no_device(machine: &Machine) -> Check {
         );
         return Check::skip(ID, what).seen(seen).seen("nvidia in /proc/modules, and driver of the NIC");
     }
-    if let Some((nic, module)) = nics.iter().find(|(_, module)| is_sure(module)) {
+    let sure = nics.iter().find(|(nic, module)| is_sure(nic, module));
+    if let Some((nic, module)) = sure.or_else(|| nics.iter().find(|(nic, _)| is_of_intel(nic))) {
         let what = format!("{message}, although there is a NIC that may be one: {} ({})", nic.address, nic.name());
         let load = format!("modprobe {module}");
         let below = (*module == "mlx5_ib").then_some("mlx5_core");
         let names = std::iter::once(*module).chain(below);
         let mut kept = names.filter_map(|name| module::kept_out(machine, name, &load));
         if let Some((line, fix)) = kept.next().filter(|_| !setting.ofed_container) {
-            let what = format!(
-                "{what}. {} keeps its driver out (the container of DOCA-OFED leaves such a file where it is killed)",
-                line.file
-            );
+            let whose = match *module {
+                "mlx5_ib" => " (the container of DOCA-OFED leaves such a file where it is killed)",
+                // openshift/openshift-docs#91003
+                "irdma" => " (on OpenShift such a file is part of the setup of DOCA-OFED)",
+                _ => "",
+            };
+            let what = format!("{what}. {} keeps its driver out{whose}", line.file);
             return Check::fail(ID, what, fix).seen(seen).seen(format!("{}: {}", line.file, line.text));
         }
         if let Some(refused) = load_refused(machine, module) {
