@@ -258,6 +258,11 @@ impl Device {
         (self.vendor, self.device) == DMA_DIRECT
     }
 
+    /// Returns whether this is a function of a BlueField, which has an Arm system of its own.
+    pub fn is_bluefield(&self) -> bool {
+        self.vendor == 0x15b3 && matches!(self.device, 0xa2d2 | 0xa2d6 | 0xa2d9 | 0xa2dc | 0xa2df)
+    }
+
     /// Returns the driver that has the function for virtual machines: that of VFIO, or a variant of it for one kind of
     /// device, whose name ends like VFIO's (mlx5_vfio_pci, nvgrace_gpu_vfio_pci), that of Xen, or pci-stub.
     pub fn driver_for_guests(&self) -> Option<&str> {

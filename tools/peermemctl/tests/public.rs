@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 439] = [
+static CASES: [Case; 440] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1754,6 +1754,7 @@ static CASES: [Case; 439] = [
     case("public-erdma-off", (2, 1), &["modprobe erdma"], &["pass an RDMA NIC"]),
     case("public-irdma-off", (2, 1), &["modprobe irdma"], &["install an RDMA NIC"]),
     case("public-irdma-kept-out", (2, 1), &["/etc/modprobe.d/irdma.conf"], &["install an RDMA NIC"]),
+    case("public-bluefield-health", (1, 0), &["Arm system of that BlueField", "no mlxfwreset"], &["(mlxfwreset)"]),
 ];
 
 #[test]

@@ -9,7 +9,7 @@ use crate::log_words::{
 };
 use crate::machine::{Machine, NAME, OLD_MODULE};
 use crate::module_file::{self, ModuleFile};
-use crate::pci;
+use crate::pci::{self, Device};
 use crate::root::{Missing, Root};
 use crate::text;
 use std::collections::BTreeSet;
@@ -767,15 +767,20 @@ fn nic_health(machine: &Machine) -> Vec<Check> {
         let driver = of.driver.trim_end();
         let name = nic.unwrap_or("a NIC");
         let at = nic.map_or(String::new(), |nic| format!(" pci/{nic}"));
-        let reset = match (driver, &machine.setting.virtual_machine) {
-            ("mlx5_core", None) => "reset the NIC (mlxfwreset)",
-            (_, None) => "reset the NIC",
-            _ => "have the host of this virtual machine reset the NIC",
+        let is_bluefield = match nic {
+            Some(nic) => machine.pci(nic).is_some_and(Device::is_bluefield),
+            None => machine.devices.iter().any(Device::is_bluefield),
+        };
+        let last = match (driver, &machine.setting.virtual_machine) {
+            ("mlx5_core", None) if is_bluefield => "look at the Arm system of that BlueField (console by rshim or its BMC), then power this machine off and on again; no mlxfwreset, which would reset or shut down that system as well",
+            ("mlx5_core", None) => "reset the NIC (mlxfwreset) or reboot",
+            (_, None) => "reset the NIC or reboot",
+            _ => "have the host of this virtual machine reset the NIC or reboot",
         };
         Check::warn(
             of.id,
             format!("{driver} reported that {name} is not healthy"),
-            machine.setting.on_host(&format!("devlink health show{at}; if it does not recover, {reset} or reboot")),
+            machine.setting.on_host(&format!("devlink health show{at}; if it does not recover, {last}")),
         )
         .seen(format!("kernel log: {line}"))
     };
