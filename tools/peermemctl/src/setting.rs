@@ -38,6 +38,8 @@ const OSTREE: &str = "this system of ostree";
 /// Systems whose image a Containerfile makes.
 const BOOTC: &str = "this system of bootc";
 const RHEL_AI: &str = "RHEL AI";
+/// A system with the programs for both, where nothing tells which of them made it.
+const OSTREE_OR_BOOTC: &str = "this system of ostree or bootc";
 /// The system of Harvester and Elemental.
 const SLE_RANCHER: &str = "SLE Micro for Rancher";
 
@@ -46,7 +48,7 @@ const SLE_RANCHER: &str = "SLE Micro for Rancher";
 pub const GRUB: &str = " (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub or grub2-mkconfig)";
 /// The means by which systems that are images are told what others have on the kernel's command
 /// line, and in modules-load.d, modprobe.d, limits.d and other files below /etc.
-const MEANS: [(&[&str], [&str; 5]); 6] = [
+const MEANS: [(&[&str], [&str; 5]); 7] = [
     (
         &[TALOS],
         [
@@ -95,6 +97,16 @@ const MEANS: [(&[&str], [&str; 5]); 6] = [
             "a file of modprobe.d in its Containerfile, then bootc upgrade",
             "a file in its Containerfile, then bootc upgrade",
             "a file in its Containerfile, then bootc upgrade",
+        ],
+    ),
+    (
+        &[OSTREE_OR_BOOTC],
+        [
+            "rpm-ostree kargs, or, if rpm-ostree status names a container image, a file of /usr/lib/bootc/kargs.d in its Containerfile and bootc upgrade,",
+            "a file of modules-load.d (in its Containerfile, if rpm-ostree status names a container image)",
+            "a file of modprobe.d (in its Containerfile, if rpm-ostree status names a container image)",
+            "a file (in its Containerfile, if rpm-ostree status names a container image)",
+            "a file (in its Containerfile, if rpm-ostree status names a container image)",
         ],
     ),
     (
@@ -178,6 +190,10 @@ const COMMANDS: [&str; 17] = [
 pub const OSTREE_BOOTED: &str = "/run/ostree-booted";
 pub const RPM_OSTREE: &str = "/usr/bin/rpm-ostree";
 pub const BOOTC_PROGRAM: &str = "/usr/bin/bootc";
+/// The folder of ostree's deployments, and the key that a deployment's origin has where bootc takes it from a
+/// container image.
+pub const DEPLOYMENTS: &str = "/ostree/deploy";
+pub const OF_IMAGE: &str = "container-image-reference";
 /// The program by which systems of SUSE's change their next boot, and the file that tells whether the present
 /// root can be written to.
 pub const TRANSACTIONAL_UPDATE: &str = "/usr/sbin/transactional-update";
@@ -360,6 +376,11 @@ impl Setting {
         if let Some(name) = self.fixed_system.as_deref().filter(|name| [BOOTC, RHEL_AI].contains(name)) {
             return format!(
                 "{name} is not changed in place: {or}have a Containerfile of its image install a package of the module, then bootc upgrade (or bootc switch to that image) and reboot"
+            );
+        }
+        if self.fixed_system.as_deref() == Some(OSTREE_OR_BOOTC) {
+            return format!(
+                "{OSTREE_OR_BOOTC} is not changed in place: {or}if rpm-ostree status names a container image, have its Containerfile install a package of the module, then bootc upgrade (which refuses a system to which rpm-ostree has added packages), else rpm-ostree install one; then reboot"
             );
         }
         if let Some(name) = &self.fixed_system {
@@ -570,10 +591,16 @@ pub const SYSTEMD: &str = "/run/systemd/system";
 
 /// Returns the name of a system that is an image by what it was booted from, or by the program that changes it.
 fn fixed_by_program(root: &Root) -> Option<&'static str> {
-    let of_ostree = || match () {
-        () if root.exists(RPM_OSTREE) => OSTREE,
-        () if root.exists(BOOTC_PROGRAM) => BOOTC,
-        () => "this deployment of ostree",
+    // bootc upgrades no system to which rpm-ostree has added packages (bootc-dev/bootc#597).
+    let of_ostree = || match (root.exists(RPM_OSTREE), root.exists(BOOTC_PROGRAM)) {
+        (true, true) => match is_of_image(root) {
+            Some(true) => BOOTC,
+            Some(false) => OSTREE,
+            None => OSTREE_OR_BOOTC,
+        },
+        (true, false) => OSTREE,
+        (false, true) => BOOTC,
+        (false, false) => "this deployment of ostree",
     };
     if root.exists(OSTREE_BOOTED) {
         return Some(of_ostree());
@@ -581,6 +608,27 @@ fn fixed_by_program(root: &Root) -> Option<&'static str> {
     // Where the root can be written to, it is a package among others.
     (root.exists(TRANSACTIONAL_UPDATE) && root_options(root).is_none_or(|options| is_read_only(&options)))
         .then_some(TRANSACTIONAL)
+}
+
+/// Returns the files that tell where ostree's deployments come from.
+pub fn origins(root: &Root) -> Vec<String> {
+    let folders = root.names(DEPLOYMENTS).into_iter().map(|name| format!("{DEPLOYMENTS}/{name}/deploy"));
+    let of = |folder: String| {
+        let names = root.names(&folder).into_iter().filter(|name| name.ends_with(".origin"));
+        names.map(|name| format!("{folder}/{name}")).collect::<Vec<_>>()
+    };
+    folders.flat_map(of).collect()
+}
+
+/// Returns whether this system was made from a container image; `None` if nothing tells.
+fn is_of_image(root: &Root) -> Option<bool> {
+    let texts: Vec<String> = origins(root).iter().filter_map(|file| root.text(file).ok()).collect();
+    let of_images = texts.iter().filter(|text| text.contains(OF_IMAGE)).count();
+    match of_images {
+        0 if texts.is_empty() => None,
+        0 => Some(false),
+        count => (count == texts.len()).then_some(true),
+    }
 }
 
 /// Returns how the root is mounted: `ro,relatime`.

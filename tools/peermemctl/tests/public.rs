@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 440] = [
+static CASES: [Case; 442] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1755,6 +1755,8 @@ static CASES: [Case; 440] = [
     case("public-irdma-off", (2, 1), &["modprobe irdma"], &["install an RDMA NIC"]),
     case("public-irdma-kept-out", (2, 1), &["/etc/modprobe.d/irdma.conf"], &["install an RDMA NIC"]),
     case("public-bluefield-health", (1, 0), &["Arm system of that BlueField", "no mlxfwreset"], &["(mlxfwreset)"]),
+    case("public-bootc-or-ostree", (2, 1), &["if rpm-ostree status names a container image"], &[]),
+    case("public-bootc-by-origin", (2, 1), &["this system of bootc"], &["rpm-ostree"]),
 ];
 
 #[test]

@@ -11,8 +11,8 @@ use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia;
 use crate::setting::{
-    container_of, root_options, Setting, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY,
-    MOUNTS, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
+    self, container_of, root_options, Setting, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES,
+    DRIVER_READY, MOUNTS, NSPAWN, OF_IMAGE, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
     TRANSACTIONAL_UPDATE, XEN,
 };
 use crate::topology_file;
@@ -87,6 +87,11 @@ impl Recorder<'_> {
             SYSTEMD,
         ] {
             self.existence(path);
+        }
+        // The name of an image may be that of a registry.
+        for file in setting::origins(self.root) {
+            let is_of_image = self.root.text(&file).is_ok_and(|text| text.contains(OF_IMAGE));
+            self.text(&file, &if is_of_image { format!("{OF_IMAGE}=\n") } else { "refspec=\n".to_owned() });
         }
         // The names of devices may be those of hosts.
         if let Some(options) = root_options(self.root).filter(|_| self.root.exists(TRANSACTIONAL_UPDATE)) {
