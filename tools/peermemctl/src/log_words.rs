@@ -57,6 +57,12 @@ pub const ACS_VIOLATION: [&str; 2] = ["ACSViol", "ACS Violation"];
 pub const MAKES_KEY: [&str; 2] = ["CREATE_MKEY(", "create_mkey("];
 pub const FAILED_STATUS: &str = "failed, status ";
 
+/// Returns whether a line says that a driver gave a device up: really_probe() and call_driver_probe() of
+/// drivers/base/dd.c, which older kernels write with the device last, and mlx5's own.
+pub fn is_failed_probe(line: &str) -> bool {
+    line.contains("failed with error") && ["probe of ", "probe with driver ", "probe_one"].iter().any(|word| line.contains(word))
+}
+
 /// The function of nvidia.ko that warns where it has lost a GPU that it is to give back.
 pub const LOST_GPU: &str = "nvidia_dev_put_uuid";
 
@@ -157,6 +163,7 @@ pub fn is_on_topic(line: &str) -> bool {
         || line.contains(PCIE_RECOVERED)
         || has(&ACS_VIOLATION)
         || is_pcie_error(line)
+        || is_failed_probe(line)
         || has(&["BUG", "LOCKUP", "handle", "fault", "Oops", "Internal", "stall"])
             && FAULTS.iter().any(|(head, _)| line.contains(head))
         || blocked_task(line).is_some()
@@ -209,6 +216,7 @@ mod tests {
         assert!([PCIE_RECOVERED, PCIE_FAILED].iter().all(|words| is_on_topic(&format!("AER: d{words}"))));
         assert!(is_on_topic("RIP: 0010:mlx5_ib_invalidate_range+0x1d0/0x5e0 [mlx5_ib]"));
         assert!(is_on_topic("4,902,90000002,-;WARNING: mm/memory.c:1 at f+0x1/0x2, CPU#3: x/77"));
+        assert!(is_on_topic("ice 0000:18:00.0: probe with driver ice failed with error -5"));
         assert!(!is_on_topic("Kernel command line: root=/dev/nvidia") && !is_on_topic("usb 1-1: new device"));
     }
 }

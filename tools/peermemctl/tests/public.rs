@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 442] = [
+static CASES: [Case; 444] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1757,6 +1757,8 @@ static CASES: [Case; 442] = [
     case("public-bluefield-health", (1, 0), &["Arm system of that BlueField", "no mlxfwreset"], &["(mlxfwreset)"]),
     case("public-bootc-or-ostree", (2, 1), &["if rpm-ostree status names a container image"], &[]),
     case("public-bootc-by-origin", (2, 1), &["this system of bootc"], &["rpm-ostree"]),
+    case("public-bluefield-down", (2, 1), &["mlx5_core gave it up", "whether the Arm system of that BlueField boots"], &["modprobe -r mlx5_ib"]),
+    case("public-nic-given-up", (1, 0), &["power this machine off and on again"], &["give it back to mlx5_core"]),
 ];
 
 #[test]

@@ -6,6 +6,7 @@ use super::load_refused::load_refused;
 use super::{driver, gpus, log, module};
 use crate::check::{Check, Kind};
 use crate::facts;
+use crate::log_words::is_failed_probe;
 use crate::machine::Machine;
 use crate::pci::{self, Device, Distance};
 use crate::rdma::{self, RdmaDevice};
@@ -142,7 +143,46 @@ pub fn nearer_unbound<'a>(
         .map_or(String::new(), |other| format!("echo {address} > /sys/bus/pci/drivers/{other}/unbind && "));
     let bind = format!("{unbind}echo {address} > /sys/bus/pci/drivers/{driver}/bind");
     let fix = format!("if no virtual machine or other program has {address}, give it back to {driver}: {bind}");
-    Some((nic, machine.setting.on_host(&fix)))
+    let given_up = given_up(machine, nic).map(|given_up| given_up.fix);
+    Some((nic, given_up.unwrap_or_else(|| machine.setting.on_host(&fix))))
+}
+
+/// A NIC that its driver has given up.
+struct GivenUp {
+    /// The driver, and why.
+    why: String,
+    fix: String,
+    seen: String,
+}
+
+/// Returns what the log tells of a driver that gave a NIC up when it started it.
+fn given_up(machine: &Machine, nic: &Device) -> Option<GivenUp> {
+    let address = &nic.address;
+    if nic.driver.is_some() {
+        return None;
+    }
+    let of_nic = || machine.log.iter().flatten().filter(|line| line.contains(address.as_str()));
+    let line = of_nic().rfind(|line| is_failed_probe(line))?;
+    let driver = line.split([' ', ':']).next().unwrap_or_default();
+    let bind = format!("echo {address} > /sys/bus/pci/drivers/{driver}/bind, or reboot");
+    // mlx5_core waits for firmware "in pre-initializing state" (main.c).
+    let is_firmware = of_nic().any(|line| line.contains("initializ"));
+    let (why, fix) = match (is_firmware, nic.is_bluefield()) {
+        (true, true) => (
+            "as its firmware did not start",
+            format!("see whether the Arm system of that BlueField boots (its console by rshim or its BMC), and boot it; then {bind}"),
+        ),
+        (true, false) => (
+            "as its firmware did not start",
+            "power this machine off and on again, as a reboot alone need not start that firmware anew; if that does not bring it back, burn the firmware again (mlxfwmanager, or the NIC maker's program), or take another card".to_owned(),
+        ),
+        (false, _) => ("for a reason that dmesg names", format!("dmesg | grep {address} names the reason; then {bind}")),
+    };
+    let fix = match is_firmware {
+        true => machine.setting.on_hardware(&fix),
+        false => machine.setting.on_host(&fix),
+    };
+    Some(GivenUp { why: format!("{driver} gave it up, {why}"), fix, seen: format!("kernel log: {line}") })
 }
 
 /// Returns what to do about a GPU whose nearest NIC is not below its switch, if all others have one there: it had one,
@@ -504,6 +544,9 @@ fn no_device(machine: &Machine) -> Check {
             let what = format!("{message} in the network namespace of this container, and RDMA devices are seen only in the one that has them (ib_core netns_mode=N)");
             return Check::fail(ID, what, ASK).seen(seen).seen(BY_NAMESPACE);
         }
+        if let Some(given_up) = given_up(machine, nic) {
+            return Check::fail(ID, format!("{what}: {}", given_up.why), given_up.fix).seen(seen).seen(given_up.seen);
+        }
         let driver = nic.driver.as_deref().unwrap_or("mlx5_core");
         let rebind = format!(
             "if the pod has ended, echo {0} > /sys/bus/pci/drivers/{driver}/unbind && echo {0} > /sys/bus/pci/drivers/{driver}/bind",
@@ -531,6 +574,9 @@ fn no_device(machine: &Machine) -> Check {
     let sure = nics.iter().find(|(nic, module)| is_sure(nic, module));
     if let Some((nic, module)) = sure.or_else(|| nics.iter().find(|(nic, _)| is_of_intel(nic))) {
         let what = format!("{message}, although there is a NIC that may be one: {} ({})", nic.address, nic.name());
+        if let Some(given_up) = given_up(machine, nic) {
+            return Check::fail(ID, format!("{what}: {}", given_up.why), given_up.fix).seen(seen).seen(given_up.seen);
+        }
         let load = format!("modprobe {module}");
         let below = (*module == "mlx5_ib").then_some("mlx5_core");
         let names = std::iter::once(*module).chain(below);
