@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 444] = [
+static CASES: [Case; 445] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1759,6 +1759,7 @@ static CASES: [Case; 444] = [
     case("public-bootc-by-origin", (2, 1), &["this system of bootc"], &["rpm-ostree"]),
     case("public-bluefield-down", (2, 1), &["mlx5_core gave it up", "whether the Arm system of that BlueField boots"], &["modprobe -r mlx5_ib"]),
     case("public-nic-given-up", (1, 0), &["power this machine off and on again"], &["give it back to mlx5_core"]),
+    case("public-rdma-off-on-all", (2, 1), &["devlink dev param set pci/0000:18:00.0 name enable_rdma value true"], &[]),
 ];
 
 #[test]

@@ -244,10 +244,20 @@ fn without_device(machine: &Machine) -> Option<Check> {
     };
     let module = module_of(first).unwrap_or_default();
     let fix = format!(
-        "devlink dev param show pci/{0} name enable_rdma tells whether it was switched off (enable_roce on some); else dmesg | grep -E '{module}|{0}' says why there is none",
+        "{}; else dmesg | grep -E '{module}|{}' says why there is none",
+        switched_off(first),
         first.address
     );
     Some(Check::warn(ID, format!("{have}: {names}"), fix).seen(seen))
+}
+
+/// Returns what tells whether the RDMA device of a NIC was switched off, and switches it on. The reload takes the
+/// network over that NIC away for a while.
+fn switched_off(nic: &Device) -> String {
+    format!(
+        "devlink dev param show pci/{0} name enable_rdma tells whether it was switched off (enable_roce on some): devlink dev param set pci/{0} name enable_rdma value true cmode driverinit && devlink dev reload pci/{0}, from a console",
+        nic.address
+    )
 }
 
 /// Says of an instance of Amazon's that its EFAs reach no GPU memory, if there is no other NIC.
@@ -556,10 +566,11 @@ fn no_device(machine: &Machine) -> Check {
             let why = "RDMA devices are seen only in the network namespace that has them (ib_core netns_mode=N): run this in the pod";
             return Check::skip(ID, format!("{what}. {why}; {rebind}")).seen(seen).seen(BY_NAMESPACE);
         }
-        let fix = format!(
-            "rdma dev; dmesg | grep {module} says why it made no device; {}",
-            setting.on_host(&format!("modprobe -r {module} && modprobe {module}"))
-        );
+        let again = format!("dmesg | grep {module} says why it made no device; modprobe -r {module} && modprobe {module}");
+        let fix = setting.on_host(&match nic.driver.as_deref() {
+            Some("mlx5_core") => format!("{}; else {again}", switched_off(nic)),
+            _ => again,
+        });
         return Check::fail(ID, what, fix).seen(seen).seen(format!("{module} in /proc/modules"));
     }
     if let Some(nic) = with_own_way(machine) {
