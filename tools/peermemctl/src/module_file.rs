@@ -212,7 +212,8 @@ pub fn all(root: &Root, release: &str, name: &str) -> Vec<String> {
     found
 }
 
-fn is_module(path: &str, name: &str) -> bool {
+/// Returns whether a file is that of a module.
+pub fn is_module(path: &str, name: &str) -> bool {
     let file = path.rsplit('/').next().unwrap_or(path);
     let Some((stem, rest)) = file.split_once('.') else { return false };
     stem.replace('-', "_") == name && matches!(rest, "ko" | "ko.xz" | "ko.gz" | "ko.zst")

@@ -219,6 +219,10 @@ pub struct Setting {
     pub ofed_container: bool,
     /// The name of this node's system, if that is an image which is not changed in place.
     pub fixed_system: Option<String>,
+    /// The word by which os-release names the distribution (`ubuntu`); `None` in a container, whose file is its
+    /// image's.
+    #[serde(skip)]
+    pub distribution: Option<String>,
     /// Whether RDMA devices are seen only in the network namespace that has them.
     pub rdma_by_namespace: bool,
     /// Whether this is a Tegra (Jetson, IGX Orin): its own GPU shares the CPU's memory.
@@ -242,6 +246,7 @@ impl Setting {
                 .or_else(by_program)
                 .or_else(by_kernel)
                 .map(str::to_owned),
+            distribution: release.as_deref().and_then(|release| field(release, "ID=")).map(str::to_owned),
             architecture: architecture(root),
             virtual_machine: virtual_machine(root),
             container,
@@ -279,13 +284,9 @@ impl Setting {
             ("kairos", "Kairos"),
             ("nixos", NIXOS),
         ];
-        let field = |key: &str| {
-            let value = os_release.lines().find_map(|line| line.strip_prefix(key))?;
-            Some(value.trim().trim_matches(['"', '\'']))
-        };
-        let id = field("ID=")?;
+        let id = field(os_release, "ID=")?;
         let name = SYSTEMS.iter().find(|(of, _)| *of == id).map(|(_, name)| *name);
-        name.or_else(|| match field("VARIANT_ID=")? {
+        name.or_else(|| match field(os_release, "VARIANT_ID=")? {
             // Fedora CoreOS, and Red Hat's as of 4.19.
             "coreos" if id == "fedora" => Some(FEDORA_COREOS),
             "coreos" => Some("CoreOS"),
@@ -588,6 +589,12 @@ pub const PODMAN: &str = "/run/.containerenv";
 /// The namespace of this program's control groups, and the folder that is there where systemd runs.
 pub const CGROUP_NAMESPACE: &str = "/proc/self/ns/cgroup";
 pub const SYSTEMD: &str = "/run/systemd/system";
+
+/// Returns a field of an os-release; `key` ends with its equals sign.
+fn field<'a>(os_release: &'a str, key: &str) -> Option<&'a str> {
+    let value = os_release.lines().find_map(|line| line.strip_prefix(key))?;
+    Some(value.trim().trim_matches(['"', '\'']))
+}
 
 /// Returns the name of a system that is an image by what it was booted from, or by the program that changes it.
 fn fixed_by_program(root: &Root) -> Option<&'static str> {

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 445] = [
+static CASES: [Case; 450] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1760,6 +1760,11 @@ static CASES: [Case; 445] = [
     case("public-bluefield-down", (2, 1), &["mlx5_core gave it up", "whether the Arm system of that BlueField boots"], &["modprobe -r mlx5_ib"]),
     case("public-nic-given-up", (1, 0), &["power this machine off and on again"], &["give it back to mlx5_core"]),
     case("public-rdma-off-on-all", (2, 1), &["devlink dev param set pci/0000:18:00.0 name enable_rdma value true"], &[]),
+    case("public-mlx5-ib-absent", (2, 1), &["install linux-modules-extra-6.8.0-1021-aws"], &["Begin with: modprobe"]),
+    case("public-bnxt-re-absent", (2, 1), &["install linux-modules-extra-6.8.0-1021-aws"], &["Begin with: modprobe"]),
+    case("public-irdma-absent", (2, 1), &["install linux-modules-extra-6.8.0-1021-aws"], &["install an RDMA NIC"]),
+    case("public-no-core-installed", (2, 1), &["CONFIG_MLX5_INFINIBAND"], &["fix: modprobe"]),
+    case("public-talos-mlx5-ib-absent", (2, 1), &["or an extension of it, bring mlx5_ib"], &["kubectl debug"]),
 ];
 
 #[test]

@@ -47,7 +47,9 @@ fn exported(machine: &Machine) -> Check {
                 }
                 None => Check::fail(EXPORTED, none, "modprobe ib_uverbs"),
             };
-            check.follows = machine.root.exists(WSL).then_some("gpus.present");
+            // What brings the driver of the NIC brings the core that it needs.
+            let of_nic = machine.rdma.is_empty().then_some("fabric.rdma");
+            check.follows = if machine.root.exists(WSL) { Some("gpus.present") } else { of_nic };
             check.seen(format!(
                 "neither {REGISTER} nor ib_umem_dmabuf_get in /proc/kallsyms, no ib_core in /proc/modules"
             ))

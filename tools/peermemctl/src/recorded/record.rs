@@ -331,6 +331,7 @@ impl Recorder<'_> {
         for release in self.root.names("/lib/modules") {
             let list = format!("/lib/modules/{release}/modules.dep");
             self.lines(&list, is_looked_at);
+            self.lines(&format!("/lib/modules/{release}/modules.builtin"), is_looked_at);
         }
         let Some(release) = kernel::release(self.root) else { return };
         if let Some((file, _)) = kernel::configuration(self.root, &release) {

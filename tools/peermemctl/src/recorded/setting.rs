@@ -11,7 +11,7 @@ use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia;
 use crate::setting::{
-    self, container_of, root_options, Setting, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES,
+    self, container_of, root_options, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES,
     DRIVER_READY, MOUNTS, NSPAWN, OF_IMAGE, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
     TRANSACTIONAL_UPDATE, XEN,
 };
@@ -106,11 +106,7 @@ impl Recorder<'_> {
             self.lines(PODMAN, |line| line.starts_with("engine=") || line.starts_with("rootless="));
         }
         self.file(NSPAWN);
-        if let Ok(text) = self.root.text(OS_RELEASE) {
-            if Setting::fixed_system(&text).is_some() {
-                self.lines(OS_RELEASE, |line| line.starts_with("ID=") || line.starts_with("VARIANT_ID="));
-            }
-        }
+        self.lines(OS_RELEASE, |line| ["ID=", "ID_LIKE=", "VARIANT_ID="].iter().any(|key| line.starts_with(key)));
         // This is the file that a program finds whose user sets nothing.
         let environment = Environment::of_command(self.root, &["env".to_owned(), "-i".to_owned()]);
         if let Some(file) = environment.nccl("NCCL_TOPO_FILE").map(|given| given.value.to_owned()) {
