@@ -56,6 +56,15 @@ pub const DRIVER_TOO_OLD: Rule = rule(
     "older than this project's module is written for",
     "docs/facts.md of this project",
 );
+/// The architectures that this project's module is written for.
+pub const ARCHITECTURES: [&str; 2] = ["x86_64", "aarch64"];
+pub const BRINGS_PEERMEM: Rule = rule(
+    "nvidia.ko",
+    Some("470"),
+    None,
+    "the driver brings nvidia-peermem; before, the client of the peer-memory API is Mellanox's nv_peer_mem (package nvidia-peer-memory-dkms)",
+    "README of driver 470.57.02 (nvidia-peermem); openucx/ucx#7072; github.com/Mellanox/nv_peer_memory",
+);
 pub const LAST_OF_KEPLER: Rule = rule(
     "nvidia.ko",
     Some("495"),
@@ -404,8 +413,9 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 45] = [
+pub const ALL: [&Rule; 46] = [
     &DRIVER_TOO_OLD,
+    &BRINGS_PEERMEM,
     &LAST_OF_KEPLER,
     &DISPLAY_MODES,
     &DRIVER_64K,

@@ -2,6 +2,7 @@
 //! Everything that the verdicts need, read once.
 
 use crate::doctor::devices::{self, Giver};
+use crate::doctor::driver;
 use crate::facts;
 use crate::kernel::{self, Loaded};
 use crate::module_file::{self, Maker, ModuleFile};
@@ -250,9 +251,10 @@ impl<'a> Machine<'a> {
         self.encrypted.as_ref().map(|seen| format!("the memory of this virtual machine is encrypted ({seen})"))
     }
 
-    /// Returns what builds or installs this project's module here.
+    /// Returns what builds or installs this project's module here, or another client where that is not written for
+    /// this machine.
     pub fn install_it(&self) -> String {
-        self.setting.install_it(self.dma_buf())
+        driver::other_client(self).unwrap_or_else(|| self.setting.install_it(self.dma_buf()))
     }
 
     /// Returns why no NIC gets memory of a GPU for its class, and what to do instead, unless some is pinned.

@@ -205,7 +205,7 @@ pub const OS_RELEASE: &str = "/etc/os-release";
 /// What this program runs on.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct Setting {
-    /// `x86_64` or `aarch64`, where that can be told.
+    /// `x86_64`, `aarch64` or `ppc64le`, where that can be told.
     pub architecture: Option<String>,
     /// What says that this is a virtual machine; `null` if nothing does.
     pub virtual_machine: Option<String>,
@@ -683,6 +683,9 @@ fn architecture(root: &Root) -> Option<String> {
     let of = |arch: &str| version.lines().next().is_some_and(|line| line.contains(arch));
     if of("aarch64") || cpu.contains("CPU implementer") {
         return Some("aarch64".to_owned());
+    }
+    if of("ppc64le") || cpu.contains("POWER") {
+        return Some("ppc64le".to_owned());
     }
     (of("x86_64") || cpu.contains("vendor_id")).then(|| "x86_64".to_owned())
 }

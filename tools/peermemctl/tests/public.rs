@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 450] = [
+static CASES: [Case; 452] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1765,6 +1765,8 @@ static CASES: [Case; 450] = [
     case("public-irdma-absent", (2, 1), &["install linux-modules-extra-6.8.0-1021-aws"], &["install an RDMA NIC"]),
     case("public-no-core-installed", (2, 1), &["CONFIG_MLX5_INFINIBAND"], &["fix: modprobe"]),
     case("public-talos-mlx5-ib-absent", (2, 1), &["or an extension of it, bring mlx5_ib"], &["kubectl debug"]),
+    case("public-driver-450", (2, 1), &["install nv_peer_mem", "install driver 550"], &["make install"]),
+    case("public-ppc64le", (2, 1), &["install nv_peer_mem"], &["make install", "install driver 550"]),
 ];
 
 #[test]

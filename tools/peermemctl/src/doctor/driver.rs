@@ -39,7 +39,7 @@ pub(super) fn is_for_ours(machine: &Machine) -> bool {
     let is_next = match &machine.file {
         // What the host has does not fit the driver of a container.
         Some(file) if !machine.setting.driver_container => file.maker() == Maker::Ours,
-        _ => !is_other,
+        _ => !is_other && other_client(machine).is_none(),
     };
     is_ours || is_used && is_next
 }
@@ -48,6 +48,31 @@ pub(super) fn is_for_ours(machine: &Machine) -> bool {
 pub(super) fn is_too_old(machine: &Machine) -> bool {
     let version = machine.driver.as_ref().and_then(|driver| driver.version.as_deref());
     version.and_then(|version| facts::DRIVER_TOO_OLD.holds(version)) == Some(true)
+}
+
+/// Returns whether this project's module is not written for this machine's architecture.
+pub(super) fn is_other_architecture(machine: &Machine) -> bool {
+    let architecture = machine.setting.architecture.as_deref();
+    architecture.is_some_and(|architecture| !facts::ARCHITECTURES.contains(&architecture))
+}
+
+/// Returns what brings a client of the peer-memory API where this project's module is not written for the GPU driver
+/// or the architecture.
+pub(crate) fn other_client(machine: &Machine) -> Option<String> {
+    let version = machine.driver.as_ref().and_then(|driver| driver.version.as_deref()).unwrap_or_default();
+    let client = match facts::BRINGS_PEERMEM.holds(version) {
+        Some(false) => "install nv_peer_mem (package nvidia-peer-memory-dkms), the client of drivers before 470, and modprobe nv_peer_mem",
+        _ => "install the GPU driver again now that the RDMA stack is there, whose nvidia-peermem is the client here, and modprobe nvidia-peermem",
+    };
+    let is_older_kind = || machine.gpus().into_iter().any(nvidia::is_before_maxwell);
+    match (is_other_architecture(machine), is_too_old(machine)) {
+        (false, true) if machine.setting.driver_container => Some(newer_driver(machine)),
+        (false, true) if !is_older_kind() => {
+            Some(machine.setting.on_host(&format!("{client}; or {}, then this project's module", newer_driver(machine))))
+        }
+        (false, false) => None,
+        _ => Some(machine.setting.on_host(client)),
+    }
 }
 
 /// Returns where to get a driver that this project's module is written for; drivers that know GPUs from before

@@ -7,7 +7,7 @@ mod clients;
 mod consumers;
 mod cure;
 pub mod devices;
-mod driver;
+pub(crate) mod driver;
 mod fabric;
 mod gpus;
 pub mod hardware;
