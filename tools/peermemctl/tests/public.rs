@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 452] = [
+static CASES: [Case; 455] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1767,6 +1767,9 @@ static CASES: [Case; 452] = [
     case("public-talos-mlx5-ib-absent", (2, 1), &["or an extension of it, bring mlx5_ib"], &["kubectl debug"]),
     case("public-driver-450", (2, 1), &["install nv_peer_mem", "install driver 550"], &["make install"]),
     case("public-ppc64le", (2, 1), &["install nv_peer_mem"], &["make install", "install driver 550"]),
+    case("public-debian-peermem", (1, 0), &["modprobe nvidia-peermem"], &["no nvidia-peermem.ko is installed"]),
+    case("public-debian-driver-off", (2, 1), &["modprobe nvidia"], &["no nvidia.ko is installed", "nvidia-open"]),
+    case("public-debian-operator-left", (1, 0), &["modprobe nvidia-peermem"], &["DaemonSet", "delete the"]),
 ];
 
 #[test]
