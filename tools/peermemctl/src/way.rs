@@ -4,6 +4,7 @@
 
 use crate::check::{Check, Kind, Level};
 use crate::doctor::devices::Giver;
+use crate::doctor::hardware;
 use crate::doctor::unload;
 use crate::facts;
 use crate::kernel::{self, REGISTERS_DMA_BUF};
@@ -236,6 +237,9 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     }
     if let Some(none) = machine.no_context(gpu) {
         return Judged::No(format!("GPU {} {}", gpu.address, none.what()));
+    }
+    if let Some((why, ..)) = hardware::why_not_started(machine, gpu) {
+        return Judged::No(format!("GPU {} could not be initialised by nvidia.ko, as {why}", gpu.address));
     }
     let nic_at = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software);
     if nic_at.is_some_and(|nic| nic.is_gone) {

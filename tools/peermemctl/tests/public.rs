@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 455] = [
+static CASES: [Case; 457] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1770,6 +1770,8 @@ static CASES: [Case; 455] = [
     case("public-debian-peermem", (1, 0), &["modprobe nvidia-peermem"], &["no nvidia-peermem.ko is installed"]),
     case("public-debian-driver-off", (2, 1), &["modprobe nvidia"], &["no nvidia.ko is installed", "nvidia-open"]),
     case("public-debian-operator-left", (1, 0), &["modprobe nvidia-peermem"], &["DaemonSet", "delete the"]),
+    case("public-gsp-firmware", (2, 1), &["the driver's firmware (GSP) is not there", "nvidia-firmware-"], &["nvidia-smi -r"]),
+    case("public-power-cables", (2, 1), &["connect the power cables of that board"], &["nvidia-smi -r"]),
 ];
 
 #[test]

@@ -304,7 +304,7 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     }
     let is_foreign = gpu.driver.as_deref().is_some_and(|driver| driver != "nvidia");
     let has_none = gpu.driver.is_none() && machine.driver.is_some() && !machine.drivers_are_hidden();
-    if is_foreign || has_none || gpu.is_gone {
+    if is_foreign || has_none || gpu.is_gone || hardware::why_not_started(machine, gpu).is_some() {
         return Some(BY_GPU.to_owned());
     }
     let nic = pairing.nic.pci.as_deref().and_then(|address| machine.pci(address));

@@ -355,14 +355,21 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             (Check::warn(ID, format!("{name} is {what}"), fix), format!("({model}): each is {what}"))
         }
         (_, Some("nvidia"), Some(seen)) => {
-            let check = Check::warn(
-                ID,
-                format!("{name} could not be initialised by nvidia.ko: no CUDA program sees it"),
-                machine.setting.on_host(&format!(
-                    "dmesg | grep NVRM names the reason; then reboot, or {}",
-                    log::reset_gpu(machine, "that GPU")
-                )),
-            );
+            let what = format!("{name} could not be initialised by nvidia.ko: no CUDA program sees it");
+            let check = match why_not_started(machine, gpu) {
+                Some((why, cure, line)) => {
+                    let others = machine.gpus().iter().any(|other| not_started(machine, other).is_none());
+                    Check::fail_unless(others, ID, format!("{what}, as {why}"), cure).seen(format!("kernel log: {line}"))
+                }
+                None => Check::warn(
+                    ID,
+                    what,
+                    machine.setting.on_host(&format!(
+                        "dmesg | grep NVRM names the reason; then reboot, or {}",
+                        log::reset_gpu(machine, "that GPU")
+                    )),
+                ),
+            };
             (check.seen(seen), "could not be initialised by nvidia.ko".to_owned())
         }
         (_, Some("nvidia"), None) => {
@@ -465,6 +472,35 @@ fn not_started(machine: &Machine, gpu: &Device) -> Option<String> {
     }
     let failed = |line: &&String| line.contains("RmInitAdapter failed") && line.contains(&gpu.address);
     machine.log_of_driver().iter().rfind(failed).map(|line| format!("kernel log: {line}"))
+}
+
+/// Returns why nvidia.ko could not start a GPU, as it says in the kernel log, what to do, and the line. Until that is
+/// done no other try ends better, so no CUDA program sees the GPU.
+pub fn why_not_started(machine: &Machine, gpu: &Device) -> Option<(&'static str, String, String)> {
+    not_started(machine, gpu)?;
+    let of_gpu = |line: &str| line.contains(&gpu.address) || machine.gpus().len() == 1;
+    let setting = &machine.setting;
+    let version = || machine.driver.as_ref().and_then(|driver| driver.version.as_deref()).unwrap_or("of nvidia.ko");
+    let of = |line: &String| {
+        let has = |words: &str| line.contains(words) && of_gpu(line);
+        // ublue-os/bazzite#2668; this line names no GPU, and the firmware is the same for all.
+        if line.contains("NVRM") && line.contains("No firmware image found") {
+            let fix = format!(
+                "install the firmware of driver {0} (Debian and Ubuntu: package nvidia-firmware-*, else the driver's own), so that /lib/firmware/nvidia/{0} has it; where nvidia.ko is in the initial RAM disk, build that again (update-initramfs -u, dracut -f); then reboot",
+                version()
+            );
+            let fix = match setting.driver_container {
+                true => setting.restart_driver(),
+                false => setting.on_node(&fix),
+            };
+            return Some(("the driver's firmware (GSP) is not there", fix));
+        }
+        has("necessary power cables connected").then(|| {
+            let fix = setting.on_hardware("power the machine off and connect the power cables of that board; no reset helps");
+            ("the power cables of that board are not connected", fix)
+        })
+    };
+    machine.log_of_driver().iter().rev().find_map(|line| of(line).map(|(why, fix)| (why, fix, line.clone())))
 }
 
 /// The PCI vendors of NICs that may be RDMA devices, each with the module of these devices.
