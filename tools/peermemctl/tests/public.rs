@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 457] = [
+static CASES: [Case; 458] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1772,6 +1772,7 @@ static CASES: [Case; 457] = [
     case("public-debian-operator-left", (1, 0), &["modprobe nvidia-peermem"], &["DaemonSet", "delete the"]),
     case("public-gsp-firmware", (2, 1), &["the driver's firmware (GSP) is not there", "nvidia-firmware-"], &["nvidia-smi -r"]),
     case("public-power-cables", (2, 1), &["connect the power cables of that board"], &["nvidia-smi -r"]),
+    case("public-link-lost", (2, 1), &["it has fallen off the bus", "Begin with: reboot; if that comes again, look at slot"], &["start the programs again"]),
 ];
 
 #[test]

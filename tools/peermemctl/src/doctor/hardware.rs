@@ -394,7 +394,11 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             (Check::fail_unless(others, ID, format!("{name} has no driver{why}"), cure), "have no driver".to_owned())
         }
     };
-    check.about(Kind::Gpu, &gpu.address, many).seen(format!("/sys/bus/pci/devices/{}/driver", gpu.address))
+    let mut check = check.about(Kind::Gpu, &gpu.address, many);
+    if check.is_finding() && gpu.driver.as_deref() == Some("nvidia") && log::fell_off(machine, gpu) {
+        check.follows = Some(log::cause_of_fall(machine, gpu));
+    }
+    check.seen(format!("/sys/bus/pci/devices/{}/driver", gpu.address))
 }
 
 /// Returns what gives nvidia.ko a GPU that another driver has.
@@ -494,6 +498,9 @@ pub fn why_not_started(machine: &Machine, gpu: &Device) -> Option<(&'static str,
                 false => setting.on_node(&fix),
             };
             return Some(("the driver's firmware (GSP) is not there", fix));
+        }
+        if log::says_fallen(line, gpu) {
+            return Some(("it has fallen off the bus", log::reboot_for_gpu(machine)));
         }
         has("necessary power cables connected").then(|| {
             let fix = setting.on_hardware("power the machine off and connect the power cables of that board; no reset helps");

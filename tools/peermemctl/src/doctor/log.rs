@@ -77,7 +77,7 @@ const FATAL_XIDS: [(u32, &str, Asks); 26] = [
     (62, "the GPU's own controller has halted", Asks::Reset),
     (64, "a bad row of memory could not be remapped", Asks::Reset),
     (74, "NVLink error", Asks::Workflow("WORKFLOW_NVLINK_ERR")),
-    (79, "the GPU has fallen off the bus", Asks::Reboot),
+    (FALLEN, "the GPU has fallen off the bus", Asks::Reboot),
     (95, "uncontained memory error", Asks::Reset),
     (109, "a context of the GPU could not be switched", Asks::Reset),
     (110, "security fault", Asks::Reset),
@@ -98,6 +98,8 @@ const FATAL_XIDS: [(u32, &str, Asks); 26] = [
     (156, "a part of the GPU has to be retired", Asks::Reset),
     (158, "fatal timeout of the GPU", Asks::Reset),
 ];
+/// The Xid of a GPU that has fallen off the bus.
+const FALLEN: u32 = 79;
 const NVLINK5: Asks = Asks::Workflow("WORKFLOW_NVLINK5_ERR");
 /// The Xids for which that column has RESTART_APP, IGNORE, or another Xid that comes with them. Each
 /// pair is the first and the last of a range.
@@ -549,7 +551,7 @@ fn xid_of(line: &str) -> Option<(&str, u32)> {
     let line = line.get(line.find("NVRM")?..)?;
     let Some((_, rest)) = line.split_once("Xid (") else {
         let gpu = line.split_once("GPU ")?.1.split_once(": GPU has fallen off the bus")?.0;
-        return Some((gpu.rsplit_once('.')?.0, 79)).filter(|_| pci::is_address(gpu));
+        return Some((gpu.rsplit_once('.')?.0, FALLEN)).filter(|_| pci::is_address(gpu));
     };
     let (gpu, rest) = rest.strip_prefix("PCI:").unwrap_or(rest).split_once(')')?;
     let digits: String = rest.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
@@ -647,7 +649,11 @@ fn xid(machine: &Machine) -> Vec<Check> {
                 ),
             ),
         };
-        check.seen(format!("kernel log: {}", last.line))
+        let mut check = check.seen(format!("kernel log: {}", last.line));
+        let gpus = machine.gpus();
+        let fallen = gpus.iter().find(|gpu| says_fallen(last.line, gpu));
+        check.follows = fallen.map(|gpu| cause_of_fall(machine, gpu)).filter(|cause| *cause != ID);
+        check
     };
     found.into_iter().map(check).collect()
 }
@@ -865,10 +871,10 @@ fn refused_by_acs(machine: &Machine) -> Option<Check> {
     )
 }
 
-/// Finds GPUs and NICs with an uncorrectable error of PCIe, at themselves or at a port above them, after
-/// which the kernel did not report that it recovered. nvidia.ko takes no part in that: "can't recover (no
-/// error_detected callback)" (NVIDIA/open-gpu-kernel-modules#1229).
-fn pcie_error(machine: &Machine) -> Option<Check> {
+/// Returns the GPUs and NICs with an uncorrectable error of PCIe, at themselves or at a port above them, after
+/// which the kernel did not report that it recovered, each with the line. nvidia.ko takes no part in that: "can't
+/// recover (no error_detected callback)" (NVIDIA/open-gpu-kernel-modules#1229).
+fn with_pcie_error<'a>(machine: &'a Machine) -> Vec<(String, &'a String)> {
     // Pairs each device with its own address and those of the ports above it.
     let way = |name: String, address: String| {
         let device = machine.devices.iter().find(|device| device.address == address);
@@ -895,8 +901,36 @@ fn pcie_error(machine: &Machine) -> Option<Check> {
             !is_it
         });
     }
+    lost
+}
+
+/// Returns whether nvidia.ko, since it was loaded, said that a GPU has fallen off the bus.
+pub fn fell_off(machine: &Machine, gpu: &Device) -> bool {
+    machine.log_of_driver().iter().any(|line| says_fallen(line, gpu))
+}
+
+/// Returns whether a line says so.
+pub fn says_fallen(line: &str, gpu: &Device) -> bool {
+    xid_of(line).is_some_and(|(of, number)| number == FALLEN && gpu.address.strip_prefix(of).is_some_and(|rest| rest.starts_with('.')))
+}
+
+/// Returns the finding that a GPU which has fallen off the bus follows from: the link above it was lost.
+pub fn cause_of_fall(machine: &Machine, gpu: &Device) -> &'static str {
+    let name = format!("GPU {}", gpu.address);
+    match with_pcie_error(machine).iter().any(|(lost, _)| *lost == name) {
+        true => "log.pcie",
+        false => "log.xid",
+    }
+}
+
+/// Reports those devices, and says what has fallen off the bus with its link.
+fn pcie_error(machine: &Machine) -> Option<Check> {
+    let lost = with_pcie_error(machine);
     let (_, line) = lost.first()?;
     let names: Vec<&str> = lost.iter().map(|(name, _)| name.as_str()).collect();
+    let fallen = machine.gpus().into_iter().any(|gpu| {
+        names.contains(&format!("GPU {}", gpu.address).as_str()) && fell_off(machine, gpu)
+    });
     let look = "look at slot, riser, cable and power";
     let look = match machine.setting.virtual_machine {
         Some(_) => machine.setting.on_hardware(look),
@@ -909,10 +943,13 @@ fn pcie_error(machine: &Machine) -> Option<Check> {
                 "PCIe lost transfers of {} by an uncorrectable error since the kernel was booted, and no recovery is reported",
                 names.join(", ")
             ),
-            format!(
-                "start the programs again; if a device does not answer, {}; if that comes again, {look}",
-                machine.setting.on_host("reboot")
-            ),
+            match fallen {
+                true => format!("{}; if that comes again, {look}", machine.setting.on_host("reboot")),
+                false => format!(
+                    "start the programs again; if a device does not answer, {}; if that comes again, {look}",
+                    machine.setting.on_host("reboot")
+                ),
+            },
         )
         .seen(format!("kernel log: {line}")),
     )
@@ -952,7 +989,7 @@ fn blocked_by_iommu(machine: &Machine) -> Option<Check> {
 }
 
 /// Returns what brings a GPU back that only a new start of the machine does.
-fn reboot_for_gpu(machine: &Machine) -> String {
+pub fn reboot_for_gpu(machine: &Machine) -> String {
     match &machine.setting.virtual_machine {
         Some(_) => restart_guest(machine),
         None => format!(
