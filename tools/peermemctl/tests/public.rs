@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 458] = [
+static CASES: [Case; 460] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1773,6 +1773,8 @@ static CASES: [Case; 458] = [
     case("public-gsp-firmware", (2, 1), &["the driver's firmware (GSP) is not there", "nvidia-firmware-"], &["nvidia-smi -r"]),
     case("public-power-cables", (2, 1), &["connect the power cables of that board"], &["nvidia-smi -r"]),
     case("public-link-lost", (2, 1), &["it has fallen off the bus", "Begin with: reboot; if that comes again, look at slot"], &["start the programs again"]),
+    case("public-libraries-newer", (1, 0), &["the libraries of this host were updated to 595.58.03"], &["have it take the installed one"]),
+    case("public-libraries-newer-smi", (1, 0), &["the libraries of this host were updated to 595.58.03"], &["have it take the installed one"]),
 ];
 
 #[test]

@@ -12,6 +12,7 @@ use crate::pci::{self, Device, Distance};
 use crate::rdma::{self, RdmaDevice};
 use crate::setting::{self, GpuClass};
 use crate::text;
+use std::collections::BTreeMap;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = match machine.gpus().as_slice() {
@@ -397,6 +398,10 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
     let mut check = check.about(Kind::Gpu, &gpu.address, many);
     if check.is_finding() && gpu.driver.as_deref() == Some("nvidia") && log::fell_off(machine, gpu) {
         check.follows = Some(log::cause_of_fall(machine, gpu));
+    }
+    let is_silent = check.is_finding() && machine.smi.as_ref().is_ok_and(BTreeMap::is_empty);
+    if is_silent && gpu.driver.as_deref() == Some("nvidia") && log::refuses_own_libraries(machine) {
+        check.follows = Some("log.api");
     }
     check.seen(format!("/sys/bus/pci/devices/{}/driver", gpu.address))
 }

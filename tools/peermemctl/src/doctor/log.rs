@@ -12,7 +12,7 @@ use crate::module_file::{self, ModuleFile};
 use crate::pci::{self, Device};
 use crate::root::{Missing, Root};
 use crate::text;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Functions of the RDMA core in which a free callback waits.
 const WAITS: [&str; 4] =
@@ -720,13 +720,38 @@ fn installed_version(machine: &Machine) -> Option<String> {
     ModuleFile::read(machine.root, &path).ok()?.field("version").map(str::to_owned)
 }
 
+/// The folders in which distributions have libcuda.
+pub const LIBRARIES: [&str; 5] =
+    ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/x86_64-linux-gnu/nvidia/current"];
+/// The beginning of the name of that library's file, which ends with the version of its driver.
+pub const LIBCUDA: &str = "libcuda.so.";
+
+/// Returns the version of the libraries that the loaded nvidia.ko last refused, and the line.
+fn refused_libraries<'a>(machine: &'a Machine) -> Option<(&'a str, &'a str)> {
+    let loaded = machine.driver.as_ref()?.version.as_deref()?;
+    // Lines about another nvidia.ko than the loaded one are history.
+    let of = |line| refused_version(line).filter(|(_, module)| *module == loaded).map(|(client, _)| (client, line));
+    machine.log.iter().flatten().rev().map(String::as_str).find_map(of)
+}
+
+/// Returns whether the host's own libraries are those that nvidia.ko refused, so that nvidia-smi tells nothing.
+pub fn refuses_own_libraries(machine: &Machine) -> bool {
+    refused_libraries(machine).is_some_and(|(version, _)| is_of_host(machine, version))
+}
+
+/// Returns whether the libraries of this host are of a version that nvidia.ko refused: their files say so, or
+/// nvidia-smi, which is the host's own, names no GPU.
+fn is_of_host(machine: &Machine, version: &str) -> bool {
+    let is_silent = machine.smi.as_ref().is_ok_and(BTreeMap::is_empty);
+    let has_file = || LIBRARIES.iter().any(|folder| machine.root.exists(&format!("{folder}/{LIBCUDA}{version}")));
+    machine.setting.container.is_none() && (is_silent || has_file())
+}
+
 /// Finds programs whose libraries are of another driver than nvidia.ko: CUDA does not start in
 /// them.
 fn other_version(machine: &Machine) -> Option<Check> {
     let loaded = machine.driver.as_ref()?.version.as_deref()?;
-    // Lines about another nvidia.ko than the loaded one are history.
-    let of = |line| refused_version(line).filter(|(_, module)| *module == loaded).map(|(client, _)| (client, line));
-    let (version, line) = machine.log.iter().flatten().rev().map(String::as_str).find_map(of)?;
+    let (version, line) = refused_libraries(machine)?;
     const RUNTIME: &str =
         "have the container runtime bring the host's libcuda (NVIDIA's container toolkit), and none in the image";
     let installed = installed_version(machine).filter(|installed| installed != loaded);
@@ -734,6 +759,10 @@ fn other_version(machine: &Machine) -> Option<Check> {
         (Some(_), _) => RUNTIME.to_owned(),
         (None, Some(installed)) => format!(
             "the driver was updated to {installed} (nvidia-smi says \"Driver/library version mismatch\"): {}; or reboot when nobody uses the GPUs",
+            unload::reload_driver(machine)
+        ),
+        (None, None) if is_of_host(machine, version) => format!(
+            "the libraries of this host were updated to {version}, and nvidia.ko was not: build or install that of {version} (dkms status tells whether it was built; Ubuntu: linux-modules-nvidia-*), or go back to the libraries of {loaded}; then {}; or reboot when nobody uses the GPUs",
             unload::reload_driver(machine)
         ),
         (None, None) => format!("that program brings a libcuda of driver {version}: have it take the installed one (LD_LIBRARY_PATH, ldconfig -p | grep libcuda); if it runs in a container, {RUNTIME}"),

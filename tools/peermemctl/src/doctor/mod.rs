@@ -13,7 +13,7 @@ mod gpus;
 pub mod hardware;
 pub mod limits;
 mod load_refused;
-mod log;
+pub mod log;
 mod module;
 mod registrations;
 mod selftest;

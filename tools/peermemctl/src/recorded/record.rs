@@ -8,6 +8,7 @@
 
 use crate::doctor::devices::device_nodes;
 use crate::doctor::limits::DKMS;
+use crate::doctor::log::{LIBCUDA, LIBRARIES};
 use crate::kernel;
 use crate::log_words;
 use crate::machine::{NAME, PEERS, REGISTER};
@@ -178,6 +179,11 @@ impl Recorder<'_> {
             .collect();
         if !forbidden.is_empty() {
             self.text(&format!("{TOOLS}/{FORBIDDEN}"), &forbidden);
+        }
+        for folder in LIBRARIES {
+            for name in self.root.names(folder).into_iter().filter(|name| name.starts_with(LIBCUDA)) {
+                self.existence(&format!("{folder}/{name}"));
+            }
         }
         if let Ok((log, _)) = self.root.kernel_log() {
             let kept: String = log.split_inclusive('\n').filter(|line| log_words::is_on_topic(line)).collect();
