@@ -240,6 +240,10 @@ pub struct Bar1 {
     pub used: u64,
 }
 
+/// What nvidia-smi writes in the place of values of a GPU that has to be recovered: the words of NVML for
+/// NVML_ERROR_RESET_REQUIRED and NVML_ERROR_GPU_IS_LOST, each with what recovers the GPU.
+pub const LOST: [(&str, &str); 2] = [("GPU requires reset", "Reset"), ("GPU is lost", "Reboot")];
+
 /// Asks nvidia-smi and returns what it tells of each GPU, by PCI address.
 pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
     let text = root.tool("nvidia-smi", SMI)?;
@@ -248,6 +252,11 @@ pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
     for line in text.lines() {
         if let Some(address) = line.strip_prefix("GPU ") {
             gpu = short_address(address.trim());
+            continue;
+        }
+        if let Some(((_, action), gpu)) = LOST.iter().find(|(words, _)| line.contains(words)).zip(gpu.as_ref()) {
+            let of: &mut Told = gpus.entry(gpu.clone()).or_default();
+            of.recovery = Some((*action).to_owned());
             continue;
         }
         let Some((key, value)) = line.split_once(':') else {

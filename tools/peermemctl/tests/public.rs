@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 460] = [
+static CASES: [Case; 463] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1775,6 +1775,9 @@ static CASES: [Case; 460] = [
     case("public-link-lost", (2, 1), &["it has fallen off the bus", "Begin with: reboot; if that comes again, look at slot"], &["start the programs again"]),
     case("public-libraries-newer", (1, 0), &["the libraries of this host were updated to 595.58.03"], &["have it take the installed one"]),
     case("public-libraries-newer-smi", (1, 0), &["the libraries of this host were updated to 595.58.03"], &["have it take the installed one"]),
+    case("public-smi-requires-reset", (1, 0), &["the GPU driver asks for: Reset"], &[]),
+    case("public-smi-gpu-lost", (1, 0), &["the GPU driver asks for: Reboot"], &[]),
+    case("public-smi-leaves-out", (1, 0), &["could not be initialised by nvidia.ko"], &[]),
 ];
 
 #[test]

@@ -476,8 +476,11 @@ fn not_started(machine: &Machine, gpu: &Device) -> Option<String> {
         return None;
     }
     // A container or job is shown those GPUs that it was given.
-    if smi.is_some_and(|smi| smi.is_empty()) && machine.has_all_devices() {
-        return Some("nvidia-smi -q names no GPU".to_owned());
+    if let Some(smi) = smi.filter(|_| machine.has_all_devices()) {
+        return Some(match smi.is_empty() {
+            true => "nvidia-smi -q names no GPU".to_owned(),
+            false => "nvidia-smi -q names other GPUs, and not this one".to_owned(),
+        });
     }
     let failed = |line: &&String| line.contains("RmInitAdapter failed") && line.contains(&gpu.address);
     machine.log_of_driver().iter().rfind(failed).map(|line| format!("kernel log: {line}"))

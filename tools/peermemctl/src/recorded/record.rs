@@ -14,7 +14,7 @@ use crate::log_words;
 use crate::machine::{NAME, PEERS, REGISTER};
 use crate::modprobe::{MODPROBE, MODULES_LOAD};
 use crate::module_file::{self, ModuleFile, PROVIDERS};
-use crate::nvidia::{LINES, PROTECTED, SMI};
+use crate::nvidia::{LINES, LOST, PROTECTED, SMI};
 use crate::pci;
 use crate::rdma;
 use crate::root::{recorded_name, Root, FORBIDDEN, TOOLS};
@@ -60,7 +60,8 @@ fn of_smi(text: &str) -> String {
         }
         let of_fabric = in_fabric && ["Fabric", "State ", "Status "].iter().any(|word| line.trim().starts_with(word));
         let is_of_lines = LINES.iter().any(|start| line.trim().starts_with(start));
-        if in_block || of_fabric || is_of_lines || line.starts_with("GPU ") || line.trim().starts_with("Product Name ")
+        let is_lost = LOST.iter().any(|(words, _)| line.contains(words));
+        if in_block || of_fabric || is_of_lines || is_lost || line.starts_with("GPU ") || line.trim().starts_with("Product Name ")
         {
             kept += line;
         }
