@@ -5,6 +5,7 @@ use crate::facts;
 use crate::kernel;
 use crate::log_words::ENCRYPTION;
 use crate::machine::Machine;
+use crate::modprobe;
 use crate::module_file::{self, ModuleFile};
 use crate::nvidia;
 use crate::pci::Device;
@@ -454,14 +455,6 @@ impl Setting {
         }
     }
 
-    /// Returns what has the IOMMU let addresses through.
-    pub fn identity_iommu(&self) -> String {
-        self.on_host(match self.architecture.as_deref() {
-            Some("aarch64") => "boot with iommu.passthrough=1 on the kernel command line",
-            _ => "boot with iommu=pt on the kernel command line (or, on a machine without VMs, intel_iommu=off or amd_iommu=off)",
-        })
-    }
-
     /// Returns who changes slots, firmware or switches by `command`.
     pub fn on_hardware(&self, command: &str) -> String {
         match &self.virtual_machine {
@@ -545,6 +538,9 @@ impl Setting {
         }
     }
 }
+
+/// The words of the kernel's command line that have the IOMMU let addresses through.
+pub const IDENTITY: [&str; 2] = ["iommu=pt", "iommu.passthrough=1"];
 
 /// The file in which Xen says what its domain may do.
 pub const XEN: &str = "/proc/xen/capabilities";
@@ -843,6 +839,20 @@ impl GpuClass {
 }
 
 impl Machine<'_> {
+    /// Returns what has the IOMMU let addresses through.
+    pub fn identity_iommu(&self) -> String {
+        let given = self.root.line(modprobe::COMMAND_LINE).unwrap_or_default();
+        let given = given.split_ascii_whitespace().find(|word| IDENTITY.contains(word));
+        let fix = match (given, self.setting.architecture.as_deref()) {
+            (Some(word), _) => format!(
+                "this kernel was booted with {word}, and the IOMMU translates all the same: see what has its group so (journalctl -k | grep -iE 'iommu|DMAR': a port that the firmware calls untrusted, a platform that asks for it, or what wrote to /sys/kernel/iommu_groups/N/type)"
+            ),
+            (None, Some("aarch64")) => "boot with iommu.passthrough=1 on the kernel command line".to_owned(),
+            _ => "boot with iommu=pt on the kernel command line (or, on a machine without VMs, intel_iommu=off or amd_iommu=off)".to_owned(),
+        };
+        self.setting.on_host(&fix)
+    }
+
     /// Returns a GPU's name: the list of PCI ids has it, or the GPU driver.
     pub fn gpu_name(&self, gpu: &Device) -> String {
         let own = gpu.name();

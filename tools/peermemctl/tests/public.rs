@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 463] = [
+static CASES: [Case; 466] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1778,6 +1778,9 @@ static CASES: [Case; 463] = [
     case("public-smi-requires-reset", (1, 0), &["the GPU driver asks for: Reset"], &[]),
     case("public-smi-gpu-lost", (1, 0), &["the GPU driver asks for: Reboot"], &[]),
     case("public-smi-leaves-out", (1, 0), &["could not be initialised by nvidia.ko"], &[]),
+    case("public-iommu-blocked-firmware", (0, 0), &[], &["boot with iommu=pt"]),
+    case("public-iommu-identity-now", (0, 0), &[], &["boot with iommu=pt"]),
+    case("public-iommu-pt-given", (2, 1), &["this kernel was booted with iommu=pt"], &["boot with iommu=pt"]),
 ];
 
 #[test]

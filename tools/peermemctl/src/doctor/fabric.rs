@@ -288,7 +288,7 @@ fn without_redirect(machine: &Machine, bridges: &str) -> String {
 
 /// Returns what has NICs reach GPU memory behind an IOMMU that translates.
 pub(super) fn through_iommu(machine: &Machine) -> String {
-    let identity = machine.setting.identity_iommu();
+    let identity = machine.identity_iommu();
     match way::peers_unmapped(machine) {
         true => format!("{}; or {identity}", unload::take_out_parameter(machine, "NVreg_DmaRemapPeerMmio=0", "")),
         false => identity,

@@ -9,7 +9,7 @@ use crate::log_words::{
 };
 use crate::machine::{Machine, NAME, OLD_MODULE};
 use crate::module_file::{self, ModuleFile};
-use crate::pci::{self, Device};
+use crate::pci::{self, Device, Iommu};
 use crate::root::{Missing, Root};
 use crate::text;
 use std::collections::{BTreeMap, BTreeSet};
@@ -984,10 +984,21 @@ fn pcie_error(machine: &Machine) -> Option<Check> {
     )
 }
 
-/// Finds accesses of a GPU or a NIC that the IOMMU blocked.
+/// Finds accesses of a GPU or a NIC that the IOMMU blocked. Where it lets all addresses of the device through now, that
+/// is over; so is what the firmware's own driver of a NIC did before that of the kernel came.
 fn blocked_by_iommu(machine: &Machine) -> Option<Check> {
     let devices = devices(machine);
-    let of = |line: &String| {
+    let log = machine.log.as_deref().unwrap_or_default();
+    let is_over = |at: usize, address: &str| {
+        let Some(device) = machine.pci(address) else { return false };
+        let of_driver = |line: &String| {
+            let driver = device.driver.as_deref().filter(|driver| line.starts_with(*driver));
+            driver.is_some() && line.contains(address)
+        };
+        let came_later = log.iter().position(of_driver).is_some_and(|first| first > at);
+        device.iommu == Iommu::Identity || came_later
+    };
+    let of = |(at, line): (usize, &String)| {
         if !IOMMU.iter().any(|word| line.contains(word)) {
             return None;
         }
@@ -997,10 +1008,10 @@ fn blocked_by_iommu(machine: &Machine) -> Option<Check> {
             let forms = [address.to_owned(), format!("[{short}]"), format!("device={short} ")];
             forms.iter().any(|form| line.contains(form))
         };
-        let (name, _) = devices.iter().find(|(_, address)| is_it(address))?;
+        let (name, _) = devices.iter().find(|(_, address)| is_it(address) && !is_over(at, address))?;
         Some((name.clone(), line.clone()))
     };
-    let Some((name, line)) = machine.log.iter().flatten().rev().find_map(of) else {
+    let Some((name, line)) = log.iter().enumerate().rev().find_map(of) else {
         let is_nameless =
             |line: &&String| line.contains("arm-smmu") && SMMU_NAMELESS.iter().any(|words| line.contains(words));
         let line = machine.log.iter().flatten().rfind(is_nameless)?;
@@ -1011,7 +1022,7 @@ fn blocked_by_iommu(machine: &Machine) -> Option<Check> {
         Check::warn(
             "log.iommu",
             format!("the IOMMU blocked an access of {name}: transfers between GPUs and NICs get lost where it does"),
-            format!("{}, unless a program freed memory that was in use", machine.setting.identity_iommu()),
+            format!("{}, unless a program freed memory that was in use", machine.identity_iommu()),
         )
         .seen(format!("kernel log: {line}")),
     )

@@ -177,7 +177,9 @@ impl Recorder<'_> {
             self.script(&script);
         }
         let words = self.root.line(modprobe::COMMAND_LINE).unwrap_or_default();
-        let is_kept = |word: &&str| modprobe::is_list_of(word, NAME) || word.starts_with("nvidia.NVreg_");
+        let is_kept = |word: &&str| {
+            modprobe::is_list_of(word, NAME) || word.starts_with("nvidia.NVreg_") || setting::IDENTITY.contains(word)
+        };
         let lists: Vec<&str> = words.split_ascii_whitespace().filter(is_kept).collect();
         if !lists.is_empty() {
             self.text(modprobe::COMMAND_LINE, &format!("{}\n", lists.join(" ")));
