@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 466] = [
+static CASES: [Case; 470] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1781,6 +1781,10 @@ static CASES: [Case; 466] = [
     case("public-iommu-blocked-firmware", (0, 0), &[], &["boot with iommu=pt"]),
     case("public-iommu-identity-now", (0, 0), &[], &["boot with iommu=pt"]),
     case("public-iommu-pt-given", (2, 1), &["this kernel was booted with iommu=pt"], &["boot with iommu=pt"]),
+    case("public-bnxt-management", (0, 0), &["it is no RDMA device"], &["reset the NIC"]),
+    case("public-ice-management", (0, 0), &["it is no RDMA device"], &["reset the NIC"]),
+    case("public-mlx5-management", (0, 0), &["each GPU has a nearer NIC"], &["reset the NIC"]),
+    case("public-task-in-ethernet", (0, 0), &[], &["fuser -v /dev/infiniband"]),
 ];
 
 #[test]

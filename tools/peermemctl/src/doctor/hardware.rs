@@ -693,7 +693,7 @@ fn no_device(machine: &Machine) -> Check {
 
 /// Returns why no GPU needs a NIC: each has one that programs may connect by and that is nearer or on the same card,
 /// or this is a virtual function beside such NICs.
-fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
+pub fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
     let address = |device: &RdmaDevice| device.pci.clone().filter(|_| !device.software);
     let own = address(device)?;
     let at = machine.pci(&own)?;

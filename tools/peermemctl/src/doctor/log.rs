@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Reads what the kernel log says of hung tasks, Xids, PCIe and NICs, beside this project's own lines.
 
-use super::{fabric, unload};
+use super::{fabric, hardware, unload};
 use crate::check::Check;
 use crate::log_words::{
     blocked_task, is_pcie_error, Nic, ACS_VIOLATION, FAILED_STATUS, FAULTED, FAULTS, FREE_CALLBACK, IOMMU, LOST_GPU,
@@ -10,6 +10,7 @@ use crate::log_words::{
 use crate::machine::{Machine, NAME, OLD_MODULE};
 use crate::module_file::{self, ModuleFile};
 use crate::pci::{self, Device, Iommu};
+use crate::rdma;
 use crate::root::{Missing, Root};
 use crate::text;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +30,7 @@ const OF_DRIVER: [&str; 6] = [DRIVER, "nvidia_uvm", "nvidia_modeset", "nvidia_dr
 const GDRCOPY: &str = "gdrdrv";
 const GPUDIRECT_STORAGE: &str = "nvidia_fs";
 const CALLED_BACK: [&str; 2] = [GDRCOPY, GPUDIRECT_STORAGE];
-const OF_RDMA: [&str; 20] = [
+const OF_RDMA: [&str; 22] = [
     "ib_core",
     "ib_uverbs",
     "rdma_cm",
@@ -42,6 +43,8 @@ const OF_RDMA: [&str; 20] = [
     "ib_peer_mem",
     "irdma",
     "ice",
+    "i40e",
+    "idpf",
     "efa",
     "efa_nv_peermem",
     "erdma",
@@ -316,7 +319,8 @@ fn taken_away(machine: &Machine) -> Option<Check> {
 
 /// Finds a task that waits in the driver of a NIC, where nothing tells for whom.
 fn blocked_in_nic(machine: &Machine) -> Option<Check> {
-    let in_driver = |stack: &str| OF_RDMA.iter().any(|module| names(stack, module));
+    let modules: Vec<&str> = OF_RDMA.into_iter().filter(|module| is_of_rdma(machine, module)).collect();
+    let in_driver = |stack: &str| modules.iter().any(|module| names(stack, module));
     let Hung { task, evidence, .. } = hung_by_log(machine, in_driver)?;
     Some(
         Check::warn(
@@ -394,7 +398,7 @@ fn names(stack: &str, module: &str) -> bool {
 }
 
 /// Returns a task that the kernel reported as blocked with such a stack, and that may wait still.
-fn hung_by_log(machine: &Machine, is_it: fn(&str) -> bool) -> Option<Hung> {
+fn hung_by_log(machine: &Machine, is_it: impl Fn(&str) -> bool + Copy) -> Option<Hung> {
     let log = machine.log.as_ref().ok()?;
     let lines: Vec<(u64, &str)> = machine.log_times.iter().copied().zip(log.iter().map(String::as_str)).collect();
     for (n, (_, head)) in lines.iter().enumerate().rev() {
@@ -425,7 +429,7 @@ fn stack_of_report(lines: &[(u64, &str)]) -> String {
 
 /// Returns whether a task that the log names may wait still: it is there under that name, and nothing tells
 /// that it can be woken or is elsewhere. Where tasks cannot be seen, the log stands.
-fn may_wait(machine: &Machine, comm: &str, tid: &str, is_it: fn(&str) -> bool) -> bool {
+fn may_wait(machine: &Machine, comm: &str, tid: &str, is_it: impl Fn(&str) -> bool) -> bool {
     let root = machine.root;
     let sees_tasks = root.exists("/proc/1/comm") || root.is_live();
     if !sees_tasks || !crate::kernel::has_initial_pids(root) {
@@ -783,6 +787,25 @@ fn is_harmless(number: u32, line: &str) -> bool {
     line.contains(" Nonfatal ") || HARMLESS_XIDS.iter().any(|(from, to)| (*from..=*to).contains(&number))
 }
 
+/// Returns whether a module takes part in RDMA: a network driver does where the module is loaded that makes its RDMA
+/// devices.
+fn is_of_rdma(machine: &Machine, module: &str) -> bool {
+    OF_RDMA.contains(&module) && rdma::memory_module(module).is_none_or(|of| machine.modules.contains_key(of))
+}
+
+/// Returns why the health of a NIC matters to no GPU: it is no RDMA device, or none that a GPU needs.
+fn is_needless(machine: &Machine, address: &str) -> Option<&'static str> {
+    let device = machine.rdma.iter().find(|nic| nic.pci.as_deref() == Some(address));
+    match device {
+        Some(device) => hardware::spare(machine, device),
+        // One that is sick may have lost its device.
+        None => {
+            let driver = machine.pci(address)?.driver.as_deref()?;
+            (!is_of_rdma(machine, driver)).then_some("it is no RDMA device")
+        }
+    }
+}
+
 /// Finds what drivers of NICs last said of their health: one finding for each driver.
 fn nic_health(machine: &Machine) -> Vec<Check> {
     let has = |line: &str, words: &[&str]| words.iter().any(|word| line.contains(word));
@@ -792,9 +815,18 @@ fn nic_health(machine: &Machine) -> Vec<Check> {
     for line in machine.log.iter().flatten().rev() {
         let Some(at) = NICS.iter().position(|nic| line.contains(nic.driver)) else { continue };
         let (Some(of), Some(found)) = (NICS.get(at), sick.get_mut(at)) else { continue };
+        // A NIC that a GPU needs goes before others.
+        let is_better = || match *found {
+            None => true,
+            Some((_, Some(before))) => {
+                let needless = |nic| is_needless(machine, nic).is_some();
+                needless(before) && address(line).is_some_and(|nic| !needless(nic))
+            }
+            Some((_, None)) => false,
+        };
         if has(line, of.well) {
             well.insert(address(line));
-        } else if found.is_none() && has(line, of.sick) && !well.contains(&address(line)) {
+        } else if has(line, of.sick) && !well.contains(&address(line)) && is_better() {
             *found = Some((line, address(line)));
         }
     }
@@ -812,12 +844,18 @@ fn nic_health(machine: &Machine) -> Vec<Check> {
             (_, None) => "reset the NIC or reboot",
             _ => "have the host of this virtual machine reset the NIC or reboot",
         };
+        let what = format!("{driver} reported that {name} is not healthy");
+        let seen = format!("kernel log: {line}");
+        // A reset would take the network away that this machine is reached by.
+        if let Some(why) = nic.and_then(|nic| is_needless(machine, nic)) {
+            return Check::skip(of.id, format!("{what}; {why}")).seen(seen);
+        }
         Check::warn(
             of.id,
-            format!("{driver} reported that {name} is not healthy"),
+            what,
             machine.setting.on_host(&format!("devlink health show{at}; if it does not recover, {last}")),
         )
-        .seen(format!("kernel log: {line}"))
+        .seen(seen)
     };
     NICS.iter().zip(sick).filter_map(|(of, found)| Some((of, found?))).map(check).collect()
 }
