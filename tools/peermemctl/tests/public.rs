@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 470] = [
+static CASES: [Case; 471] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1785,6 +1785,7 @@ static CASES: [Case; 470] = [
     case("public-ice-management", (0, 0), &["it is no RDMA device"], &["reset the NIC"]),
     case("public-mlx5-management", (0, 0), &["each GPU has a nearer NIC"], &["reset the NIC"]),
     case("public-task-in-ethernet", (0, 0), &[], &["fuser -v /dev/infiniband"]),
+    case("public-bond-renamed", (0, 0), &[], &["has no RDMA device"]),
 ];
 
 #[test]

@@ -210,15 +210,29 @@ fn missing<'a>(machine: &'a Machine) -> Vec<&'a Device> {
         let same = |other: &Device| (other.vendor, other.device) == (nic.vendor, nic.device);
         machine.rdma.iter().filter_map(|device| machine.pci(device.pci.as_deref()?)).any(same)
     };
-    // The functions of a card that are bonded have one device together (mlx5_bond_0).
+    // The functions of a card that are bonded have one device together: mlx5_bond_0, unless udev has given it another
+    // name (kernel-boot/rdma_rename.c of rdma-core).
     let slot = |address: &str| address.rsplit_once('.').map(|(slot, _)| slot.to_owned());
     let is_bonded = |nic: &&Device| {
-        let bonds = machine.rdma.iter().filter(|device| device.name.contains("bond"));
-        bonds.filter_map(|device| slot(device.pci.as_deref()?)).any(|of| Some(of) == slot(&nic.address))
+        let is_it = |device: &RdmaDevice| {
+            let Some(at) = device.pci.as_deref().filter(|at| slot(at) == slot(&nic.address)) else { return false };
+            let bond = || bond_of(machine, at).is_some_and(|bond| Some(bond) == bond_of(machine, &nic.address));
+            device.name.contains("bond") || bond()
+        };
+        machine.rdma.iter().any(is_it)
     };
     let nics = nics_without_device(machine).into_iter().filter(|nic| !is_bonded(nic));
     nics.filter(|nic| machine.setting.rdma_by_namespace || alike(nic)).collect()
 }
+
+/// Returns the bond that the network interface of a PCI function belongs to.
+fn bond_of(machine: &Machine, address: &str) -> Option<String> {
+    let folder = format!("{}/{address}/net", pci::DEVICES);
+    machine.root.names(&folder).iter().find_map(|name| machine.root.link_name(&format!("{folder}/{name}/{MASTER}")))
+}
+
+/// The link of a network interface to the bond, or bridge, that it belongs to.
+pub const MASTER: &str = "master";
 
 /// Names NICs that have no RDMA device here while others have one: they are with pods, or were lost there
 /// (kubernetes-sigs/dranet#177), or their driver did not make one.

@@ -7,6 +7,7 @@
 //! format.
 
 use crate::doctor::devices::device_nodes;
+use crate::doctor::hardware::MASTER;
 use crate::doctor::limits::DKMS;
 use crate::doctor::log::{LIBCUDA, LIBRARIES};
 use crate::kernel;
@@ -270,6 +271,9 @@ impl Recorder<'_> {
                 if let Some(group) = self.root.resolved(&format!("{real}/iommu_group")) {
                     self.file(&format!("{group}/type"));
                 }
+            }
+            for name in self.root.names(&format!("{real}/net")) {
+                self.link(&format!("{real}/net/{name}/{MASTER}"));
             }
             self.config(&format!("{real}/config"), is_bridge);
         }
