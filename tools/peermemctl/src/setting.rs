@@ -28,6 +28,8 @@ const NIXOS: &str = "NixOS";
 /// Systems without a shell on the node.
 const TALOS: &str = "Talos";
 const BOTTLEROCKET: &str = "Bottlerocket";
+const FLATCAR: &str = "Flatcar";
+const COS: &str = "Container-Optimized OS";
 /// Systems that take packages into their next boot.
 const SL_MICRO: &str = "SL Micro";
 const SLE_MICRO: &str = "SLE Micro";
@@ -111,7 +113,7 @@ const MEANS: [(&[&str], [&str; 5]); 7] = [
         ],
     ),
     (
-        &["Flatcar", "Kairos", SLE_RANCHER],
+        &[FLATCAR, "Kairos", SLE_RANCHER],
         [
             "the configuration of its boot loader (grub.cfg of its OEM partition)",
             "a file of modules-load.d in its Ignition or cloud-config",
@@ -273,8 +275,8 @@ impl Setting {
         const SYSTEMS: [(&str, &str); 13] = [
             ("talos", TALOS),
             ("bottlerocket", BOTTLEROCKET),
-            ("cos", "Container-Optimized OS"),
-            ("flatcar", "Flatcar"),
+            ("cos", COS),
+            ("flatcar", FLATCAR),
             ("rhcos", "Red Hat CoreOS"),
             ("ubuntu-core", "Ubuntu Core"),
             ("sl-micro", SL_MICRO),
@@ -308,6 +310,20 @@ impl Setting {
             SL_MICRO | SLE_MICRO | MICROOS | LEAP_MICRO | TRANSACTIONAL => Some("transactional-update pkg install"),
             FEDORA_COREOS | OSTREE => Some("rpm-ostree install"),
             _ => None,
+        }
+    }
+
+    /// Returns whether the node's system is an image that takes no packages of others at all.
+    pub fn has_no_packages(&self) -> bool {
+        self.fixed_system.as_deref().is_some_and(|name| [NIXOS, TALOS, BOTTLEROCKET, FLATCAR, COS].contains(&name))
+    }
+
+    /// Returns what brings the open kernel modules of the GPU driver.
+    pub fn open_modules(&self) -> &'static str {
+        match self.fixed_system.as_deref() {
+            Some(NIXOS) => "set hardware.nvidia.open = true (nixos-rebuild boot, and reboot)",
+            _ if self.has_no_packages() => "have the image bring the open kernel modules of the GPU driver, as later ones may",
+            _ => "install the open kernel modules of the GPU driver (package nvidia-open)",
         }
     }
 

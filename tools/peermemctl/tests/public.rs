@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 471] = [
+static CASES: [Case; 474] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1786,6 +1786,9 @@ static CASES: [Case; 471] = [
     case("public-mlx5-management", (0, 0), &["each GPU has a nearer NIC"], &["reset the NIC"]),
     case("public-task-in-ethernet", (0, 0), &[], &["fuser -v /dev/infiniband"]),
     case("public-bond-renamed", (0, 0), &[], &["has no RDMA device"]),
+    case("public-rhel-closed", (2, 1), &["package nvidia-open", "or install DOCA-OFED"], &["linux-nvidia"]),
+    case("public-nixos-closed", (2, 1), &["hardware.nvidia.open = true"], &["linux-nvidia", "DOCA-OFED"]),
+    case("public-bottlerocket-closed", (2, 1), &["have the image bring the open kernel modules"], &["linux-nvidia", "DOCA-OFED"]),
 ];
 
 #[test]
