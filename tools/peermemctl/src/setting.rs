@@ -49,6 +49,14 @@ const SLE_RANCHER: &str = "SLE Micro for Rancher";
 /// The words that say where a boot loader has the kernel's command line, and how to change it
 /// there.
 pub const GRUB: &str = " (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub or grub2-mkconfig)";
+/// The same where boot entries are files of their own (Boot Loader Specification), which grub2-mkconfig leaves as they
+/// are, and where systemd-boot or kernel-install writes them.
+const GRUBBY: &str = " (grubby --update-kernel=ALL --remove-args='...')";
+const ENTRIES: &str = " (options in /boot/loader/entries/*.conf, or /etc/kernel/cmdline and then kernel-install add-all)";
+/// The distributions with grubby.
+const OF_RED_HAT: [&str; 7] = ["rhel", "centos", "rocky", "almalinux", "ol", "fedora", "amzn"];
+/// The file from which kernel-install takes the command line of new entries.
+pub const KERNEL_COMMAND_LINE: &str = "/etc/kernel/cmdline";
 /// The means by which systems that are images are told what others have on the kernel's command
 /// line, and in modules-load.d, modprobe.d, limits.d and other files below /etc.
 const MEANS: [(&[&str], [&str; 5]); 7] = [
@@ -226,6 +234,9 @@ pub struct Setting {
     /// image's.
     #[serde(skip)]
     pub distribution: Option<String>,
+    /// Whether kernel-install writes the entries of this system's boot loader.
+    #[serde(skip)]
+    pub has_boot_entries: bool,
     /// Whether RDMA devices are seen only in the network namespace that has them.
     pub rdma_by_namespace: bool,
     /// Whether this is a Tegra (Jetson, IGX Orin): its own GPU shares the CPU's memory.
@@ -249,6 +260,7 @@ impl Setting {
                 .or_else(by_program)
                 .or_else(by_kernel)
                 .map(str::to_owned),
+            has_boot_entries: container.is_none() && root.exists(KERNEL_COMMAND_LINE),
             distribution: release.as_deref().and_then(|release| field(release, "ID=")).map(str::to_owned),
             architecture: architecture(root),
             virtual_machine: virtual_machine(root),
@@ -550,8 +562,19 @@ impl Setting {
     pub fn on_host(&self, command: &str) -> String {
         match &self.container {
             Some(_) => format!("on the host, not in this container: {command}"),
-            None => command.to_owned(),
+            None => self.by_boot_loader(command),
         }
+    }
+
+    /// Returns a cure with the words on how the boot loader of this system is told its command line.
+    pub fn by_boot_loader(&self, fix: &str) -> String {
+        let is_of_red_hat = self.distribution.as_deref().is_some_and(|name| OF_RED_HAT.contains(&name));
+        let words = match (is_of_red_hat, self.has_boot_entries) {
+            (true, _) => GRUBBY,
+            (false, true) => ENTRIES,
+            (false, false) => GRUB,
+        };
+        fix.replace(GRUB, words)
     }
 }
 

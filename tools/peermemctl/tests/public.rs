@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 474] = [
+static CASES: [Case; 477] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1789,6 +1789,9 @@ static CASES: [Case; 474] = [
     case("public-rhel-closed", (2, 1), &["package nvidia-open", "or install DOCA-OFED"], &["linux-nvidia"]),
     case("public-nixos-closed", (2, 1), &["hardware.nvidia.open = true"], &["linux-nvidia", "DOCA-OFED"]),
     case("public-bottlerocket-closed", (2, 1), &["have the image bring the open kernel modules"], &["linux-nvidia", "DOCA-OFED"]),
+    case("public-grubby", (1, 0), &["grubby --update-kernel=ALL"], &["update-grub"]),
+    case("public-grubby-parameter", (2, 1), &["grubby --update-kernel=ALL"], &["update-grub"]),
+    case("public-kernel-install", (1, 0), &["/boot/loader/entries"], &["update-grub"]),
 ];
 
 #[test]

@@ -12,7 +12,7 @@ use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia;
 use crate::setting::{
     self, container_of, root_options, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES,
-    DRIVER_READY, MOUNTS, NSPAWN, OF_IMAGE, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
+    DRIVER_READY, KERNEL_COMMAND_LINE, MOUNTS, NSPAWN, OF_IMAGE, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
     TRANSACTIONAL_UPDATE, XEN,
 };
 use crate::topology_file;
@@ -85,6 +85,7 @@ impl Recorder<'_> {
             BOOTC_PROGRAM,
             TRANSACTIONAL_UPDATE,
             SYSTEMD,
+            KERNEL_COMMAND_LINE,
         ] {
             self.existence(path);
         }
