@@ -7,7 +7,7 @@
 /// arch/arm64/mm/fault.c of 7.2. "kernel BUG at" of lib/bug.c's callers, "Internal error" of
 /// arch/arm64/kernel/traps.c, and the stalls of kernel/rcu/tree_stall.h come before such lines,
 /// too.
-pub const FAULTS: [(&str, &str); 11] = [
+pub const FAULTS: [(&str, &str); 13] = [
     ("BUG: soft lockup", STUCK),
     // Older kernels have no processor's number before it.
     ("Watchdog detected hard LOCKUP", STUCK),
@@ -19,7 +19,10 @@ pub const FAULTS: [(&str, &str); 11] = [
     ("Internal error: ", FAULTED),
     ("self-detected stall", STUCK),
     ("detected stalls", STUCK),
-    ("Oops", FAULTED),
+    // "Oops: 0000 [#1] SMP", "Oops [#1]", "Oops - BUG: 0 [#1]"; a program may have a name that begins so.
+    ("Oops: ", FAULTED),
+    ("Oops [", FAULTED),
+    ("Oops - ", FAULTED),
 ];
 /// The meaning of a fault that may be over when it is read.
 pub const STUCK: &str = "a processor did not come out of";

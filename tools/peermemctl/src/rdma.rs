@@ -68,7 +68,7 @@ pub struct Port {
 }
 
 impl Port {
-    fn is_active(&self) -> bool {
+    pub fn is_active(&self) -> bool {
         self.state == "ACTIVE"
     }
 

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 477] = [
+static CASES: [Case; 482] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1792,6 +1792,11 @@ static CASES: [Case; 477] = [
     case("public-grubby", (1, 0), &["grubby --update-kernel=ALL"], &["update-grub"]),
     case("public-grubby-parameter", (2, 1), &["grubby --update-kernel=ALL"], &["update-grub"]),
     case("public-kernel-install", (1, 0), &["/boot/loader/entries"], &["update-grub"]),
+    case("public-oops-in-name", (0, 0), &[], &["the kernel faulted"]),
+    case("public-64k-rhel", (1, 0), &["grubby --set-default"], &[]),
+    case("public-one-lane", (1, 0), &["the link has one lane"], &[]),
+    case("public-uvm-kept-out", (1, 0), &["without it CUDA starts in no program"], &[]),
+    case("public-xid-63", (0, 0), &["a row of its memory is replaced at the next reset"], &[]),
 ];
 
 #[test]

@@ -6,11 +6,12 @@ use super::{limits, module};
 use crate::check::Check;
 use crate::facts;
 use crate::machine::{Machine, REGISTER};
+use crate::modprobe::{self, Block};
 use crate::module_file::{self, Maker};
 use crate::nvidia::{self, Flavour};
 
 /// The cure that gives the kernel smaller pages.
-const PAGES_4K: &str = "boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k; SUSE: kernel-default in the place of kernel-64kb)";
+const PAGES_4K: &str = "boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k; SUSE: kernel-default in the place of kernel-64kb; RHEL: grubby --set-default of kernel in the place of kernel-64k)";
 
 /// Says what helps when a closed nvidia.ko refuses the module, wherever the refusal was seen.
 pub(super) fn no_gpl_imports(machine: &Machine) -> String {
@@ -130,9 +131,24 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
         Check::ok("driver.version", what)
     };
     let mut checks = vec![version.seen(seen)];
+    checks.extend(without_uvm(machine));
     checks.push(licence(machine, driver.flavour));
     checks.extend(exports(machine));
     checks
+}
+
+/// Finds a line that keeps modprobe from loading nvidia-uvm, without which CUDA starts in no program. nvidia-modprobe
+/// loads it by its name, which heeds no blacklist.
+fn without_uvm(machine: &Machine) -> Option<Check> {
+    let (line, block) = modprobe::blocked(machine.root, "nvidia_uvm").filter(|(_, block)| *block != Block::Alias)?;
+    let fix = match block {
+        Block::Kernel => line.take_out(),
+        _ => format!("{}, then modprobe nvidia-uvm", line.take_out()),
+    };
+    let is_meant = machine.modules_read && !machine.modules.contains_key("nvidia_uvm") && !machine.setting.driver_container;
+    let what = "nvidia_uvm is not loaded and is kept out, and without it CUDA starts in no program";
+    let check = Check::warn("driver.loaded", what, fix).seen(format!("{}: {}", line.file, line.text));
+    (is_meant && machine.setting.container.is_none()).then_some(check)
 }
 
 fn not_loaded(machine: &Machine) -> Check {

@@ -768,6 +768,14 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
     };
     let seen = format!("/sys/class/infiniband/{}/ports", device.name);
     let (check, many) = match (device.is_active(), spare(machine, device)) {
+        (true, None) if is_narrow(device) => (
+            Check::warn(
+                ID,
+                format!("{name}: {what}: the link has one lane, where four are usual, and a quarter of the speed"),
+                format!("take another cable or transceiver, or see whether the port of the switch is split (mlxlink -d {} tells)", device.name),
+            ),
+            "have a link of one lane",
+        ),
         (true, _) => (Check::ok(ID, format!("{name}: {what}")), "have an active port"),
         (false, Some(why)) => {
             (Check::skip(ID, format!("{name}: no port is active, and {why}: {what}")), "have no active port, and are not needed")
@@ -799,6 +807,13 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
         ),
     };
     check.about(Kind::Nic, &device.name, many).seen(seen)
+}
+
+/// Returns whether an active port of InfiniBand has one lane ("100 Gb/sec (1X NDR)"). With Ethernet such a word is that
+/// of its speed.
+fn is_narrow(device: &RdmaDevice) -> bool {
+    let is_it = |port: &rdma::Port| port.link_layer == "InfiniBand" && port.is_active() && port.rate.contains("(1X ");
+    device.ports.iter().any(is_it)
 }
 
 /// Returns whether the link of a port of InfiniBand does what a word says.

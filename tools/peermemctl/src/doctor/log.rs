@@ -645,13 +645,14 @@ fn xid(machine: &Machine) -> Vec<Check> {
                     last.number
                 ),
             ),
-            None => Check::ok(
-                ID,
-                format!(
-                    "GPU {gpu} reported Xid {} since the kernel was booted: an application's fault, or one that is over",
-                    last.number
-                ),
-            ),
+            None => {
+                // "Row Remapper: New row (0x...) marked for remapping, reset gpu to activate."
+                let rest = match last.line.contains("reset gpu to activate") {
+                    true => "a row of its memory is replaced at the next reset of that GPU, which can wait (Remapped Rows of nvidia-smi -q)",
+                    false => "an application's fault, or one that is over",
+                };
+                Check::ok(ID, format!("GPU {gpu} reported Xid {} since the kernel was booted: {rest}", last.number))
+            }
         };
         let mut check = check.seen(format!("kernel log: {}", last.line));
         let gpus = machine.gpus();
