@@ -63,7 +63,8 @@ pub const FAILED_STATUS: &str = "failed, status ";
 /// Returns whether a line says that a driver gave a device up: really_probe() and call_driver_probe() of
 /// drivers/base/dd.c, which older kernels write with the device last, and mlx5's own.
 pub fn is_failed_probe(line: &str) -> bool {
-    line.contains("failed with error") && ["probe of ", "probe with driver ", "probe_one"].iter().any(|word| line.contains(word))
+    line.contains("failed with error")
+        && ["probe of ", "probe with driver ", "probe_one"].iter().any(|word| line.contains(word))
 }
 
 /// The function of nvidia.ko that warns where it has lost a GPU that it is to give back.

@@ -52,7 +52,8 @@ pub const GRUB: &str = " (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-g
 /// The same where boot entries are files of their own (Boot Loader Specification), which grub2-mkconfig leaves as they
 /// are, and where systemd-boot or kernel-install writes them.
 const GRUBBY: &str = " (grubby --update-kernel=ALL --remove-args='...')";
-const ENTRIES: &str = " (options in /boot/loader/entries/*.conf, or /etc/kernel/cmdline and then kernel-install add-all)";
+const ENTRIES: &str =
+    " (options in /boot/loader/entries/*.conf, or /etc/kernel/cmdline and then kernel-install add-all)";
 /// The distributions with grubby.
 const OF_RED_HAT: [&str; 7] = ["rhel", "centos", "rocky", "almalinux", "ol", "fedora", "amzn"];
 /// The file from which kernel-install takes the command line of new entries.
@@ -334,7 +335,9 @@ impl Setting {
     pub fn open_modules(&self) -> &'static str {
         match self.fixed_system.as_deref() {
             Some(NIXOS) => "set hardware.nvidia.open = true (nixos-rebuild boot, and reboot)",
-            _ if self.has_no_packages() => "have the image bring the open kernel modules of the GPU driver, as later ones may",
+            _ if self.has_no_packages() => {
+                "have the image bring the open kernel modules of the GPU driver, as later ones may"
+            }
             _ => "install the open kernel modules of the GPU driver (package nvidia-open)",
         }
     }

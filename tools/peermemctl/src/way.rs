@@ -285,7 +285,10 @@ pub fn on_desktop(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Option<S
     (is_meant && !shares_a_switch(machine, gpu, nic)).then(|| {
         format!(
             "GPU {} and {} share no PCIe switch, and {} ({}): peermemctl verify tries both directions",
-            gpu.address, nic.name, facts::DESKTOP_CHIPSET.what, facts::DESKTOP_CHIPSET.source
+            gpu.address,
+            nic.name,
+            facts::DESKTOP_CHIPSET.what,
+            facts::DESKTOP_CHIPSET.source
         )
     })
 }

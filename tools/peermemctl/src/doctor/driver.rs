@@ -68,9 +68,9 @@ pub(crate) fn other_client(machine: &Machine) -> Option<String> {
     let is_older_kind = || machine.gpus().into_iter().any(nvidia::is_before_maxwell);
     match (is_other_architecture(machine), is_too_old(machine)) {
         (false, true) if machine.setting.driver_container => Some(newer_driver(machine)),
-        (false, true) if !is_older_kind() => {
-            Some(machine.setting.on_host(&format!("{client}; or {}, then this project's module", newer_driver(machine))))
-        }
+        (false, true) if !is_older_kind() => Some(
+            machine.setting.on_host(&format!("{client}; or {}, then this project's module", newer_driver(machine))),
+        ),
         (false, false) => None,
         _ => Some(machine.setting.on_host(client)),
     }
@@ -145,7 +145,8 @@ fn without_uvm(machine: &Machine) -> Option<Check> {
         Block::Kernel => line.take_out(),
         _ => format!("{}, then modprobe nvidia-uvm", line.take_out()),
     };
-    let is_meant = machine.modules_read && !machine.modules.contains_key("nvidia_uvm") && !machine.setting.driver_container;
+    let is_meant =
+        machine.modules_read && !machine.modules.contains_key("nvidia_uvm") && !machine.setting.driver_container;
     let what = "nvidia_uvm is not loaded and is kept out, and without it CUDA starts in no program";
     let check = Check::warn("driver.loaded", what, fix).seen(format!("{}: {}", line.file, line.text));
     (is_meant && machine.setting.container.is_none()).then_some(check)

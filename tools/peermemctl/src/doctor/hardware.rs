@@ -258,11 +258,8 @@ fn without_device(machine: &Machine) -> Option<Check> {
         many => format!("{} have no RDMA device, and others of their kind have one", text::count(many.len(), "NIC")),
     };
     let module = module_of(first).unwrap_or_default();
-    let fix = format!(
-        "{}; else dmesg | grep -E '{module}|{}' says why there is none",
-        switched_off(first),
-        first.address
-    );
+    let fix =
+        format!("{}; else dmesg | grep -E '{module}|{}' says why there is none", switched_off(first), first.address);
     Some(Check::warn(ID, format!("{have}: {names}"), fix).seen(seen))
 }
 
@@ -374,7 +371,8 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             let check = match why_not_started(machine, gpu) {
                 Some((why, cure, line)) => {
                     let others = machine.gpus().iter().any(|other| not_started(machine, other).is_none());
-                    Check::fail_unless(others, ID, format!("{what}, as {why}"), cure).seen(format!("kernel log: {line}"))
+                    Check::fail_unless(others, ID, format!("{what}, as {why}"), cure)
+                        .seen(format!("kernel log: {line}"))
                 }
                 None => Check::warn(
                     ID,
@@ -525,7 +523,8 @@ pub fn why_not_started(machine: &Machine, gpu: &Device) -> Option<(&'static str,
             return Some(("it has fallen off the bus", log::reboot_for_gpu(machine)));
         }
         has("necessary power cables connected").then(|| {
-            let fix = setting.on_hardware("power the machine off and connect the power cables of that board; no reset helps");
+            let fix =
+                setting.on_hardware("power the machine off and connect the power cables of that board; no reset helps");
             ("the power cables of that board are not connected", fix)
         })
     };
@@ -631,7 +630,8 @@ fn no_device(machine: &Machine) -> Check {
             let why = "RDMA devices are seen only in the network namespace that has them (ib_core netns_mode=N): run this in the pod";
             return Check::skip(ID, format!("{what}. {why}; {rebind}")).seen(seen).seen(BY_NAMESPACE);
         }
-        let again = format!("dmesg | grep {module} says why it made no device; modprobe -r {module} && modprobe {module}");
+        let again =
+            format!("dmesg | grep {module} says why it made no device; modprobe -r {module} && modprobe {module}");
         let fix = setting.on_host(&match nic.driver.as_deref() {
             Some("mlx5_core") => format!("{}; else {again}", switched_off(nic)),
             _ => again,
@@ -699,9 +699,8 @@ fn no_device(machine: &Machine) -> Check {
         (_, Some(_)) => "pass an RDMA NIC through to this virtual machine; lspci shows what came through",
         _ => "install an RDMA NIC; lspci shows what is there",
     };
-    let what = given_away.map_or(String::new(), |(address, driver)| {
-        format!("; {address} is given to a virtual machine ({driver})")
-    });
+    let what = given_away
+        .map_or(String::new(), |(address, driver)| format!("; {address} is given to a virtual machine ({driver})"));
     Check::fail(ID, format!("{message} in this {}{what}", setting.what()), fix).seen(seen)
 }
 

@@ -726,8 +726,13 @@ fn installed_version(machine: &Machine) -> Option<String> {
 }
 
 /// The folders in which distributions have libcuda.
-pub const LIBRARIES: [&str; 5] =
-    ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/x86_64-linux-gnu/nvidia/current"];
+pub const LIBRARIES: [&str; 5] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
+];
 /// The beginning of the name of that library's file, which ends with the version of its driver.
 pub const LIBCUDA: &str = "libcuda.so.";
 
@@ -979,7 +984,9 @@ pub fn fell_off(machine: &Machine, gpu: &Device) -> bool {
 
 /// Returns whether a line says so.
 pub fn says_fallen(line: &str, gpu: &Device) -> bool {
-    xid_of(line).is_some_and(|(of, number)| number == FALLEN && gpu.address.strip_prefix(of).is_some_and(|rest| rest.starts_with('.')))
+    xid_of(line).is_some_and(|(of, number)| {
+        number == FALLEN && gpu.address.strip_prefix(of).is_some_and(|rest| rest.starts_with('.'))
+    })
 }
 
 /// Returns the finding that a GPU which has fallen off the bus follows from: the link above it was lost.
@@ -996,9 +1003,10 @@ fn pcie_error(machine: &Machine) -> Option<Check> {
     let lost = with_pcie_error(machine);
     let (_, line) = lost.first()?;
     let names: Vec<&str> = lost.iter().map(|(name, _)| name.as_str()).collect();
-    let fallen = machine.gpus().into_iter().any(|gpu| {
-        names.contains(&format!("GPU {}", gpu.address).as_str()) && fell_off(machine, gpu)
-    });
+    let fallen = machine
+        .gpus()
+        .into_iter()
+        .any(|gpu| names.contains(&format!("GPU {}", gpu.address).as_str()) && fell_off(machine, gpu));
     let look = "look at slot, riser, cable and power";
     let look = match machine.setting.virtual_machine {
         Some(_) => machine.setting.on_hardware(look),

@@ -62,7 +62,12 @@ fn of_smi(text: &str) -> String {
         let of_fabric = in_fabric && ["Fabric", "State ", "Status "].iter().any(|word| line.trim().starts_with(word));
         let is_of_lines = LINES.iter().any(|start| line.trim().starts_with(start));
         let is_lost = LOST.iter().any(|(words, _)| line.contains(words));
-        if in_block || of_fabric || is_of_lines || is_lost || line.starts_with("GPU ") || line.trim().starts_with("Product Name ")
+        if in_block
+            || of_fabric
+            || is_of_lines
+            || is_lost
+            || line.starts_with("GPU ")
+            || line.trim().starts_with("Product Name ")
         {
             kept += line;
         }
@@ -288,7 +293,9 @@ impl Recorder<'_> {
             self.file(&format!("{real}/parent"));
             self.file(&format!("{real}/{}", rdma::KIND));
             let data = self.root.resolved(&format!("{real}/device")).map(|of| format!("{of}/{}", rdma::PRODUCT_DATA));
-            if let Some(data) = data.filter(|data| self.root.text(data).is_ok_and(|t| t.contains(rdma::MANAGES_SWITCHES))) {
+            if let Some(data) =
+                data.filter(|data| self.root.text(data).is_ok_and(|t| t.contains(rdma::MANAGES_SWITCHES)))
+            {
                 // The rest of it has serial numbers.
                 self.text(&data, rdma::MANAGES_SWITCHES);
             }

@@ -144,11 +144,17 @@ pub fn run(
                     }
                     _ if nic.iwarp => VerifyWay::skipped(
                         way,
-                        format!("{NOT_TRIED}: {} is an iWARP device, whose queue pairs this program does not connect", nic.name),
+                        format!(
+                            "{NOT_TRIED}: {} is an iWARP device, whose queue pairs this program does not connect",
+                            nic.name
+                        ),
                     ),
                     _ if !nic.can_connect() => VerifyWay::skipped(
                         way,
-                        format!("{NOT_TRIED}: no active port of {} has a GID: give its network interface an address", nic.name),
+                        format!(
+                            "{NOT_TRIED}: no active port of {} has a GID: give its network interface an address",
+                            nic.name
+                        ),
                     ),
                     (_, Ok(opened), _) if way != Way::PeerMemory && !opened.has_dma_buf() => {
                         VerifyWay::skipped(way, format!("{NOT_TRIED}: the GPU driver does not offer dma-bufs"))
