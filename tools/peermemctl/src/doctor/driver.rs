@@ -40,7 +40,7 @@ pub(super) fn is_for_ours(machine: &Machine) -> bool {
     let is_next = match &machine.file {
         // What the host has does not fit the driver of a container.
         Some(file) if !machine.setting.driver_container => file.maker() == Maker::Ours,
-        _ => !is_other && other_client(machine).is_none(),
+        _ => !is_other && (machine.setting.driver_container || other_client(machine).is_none()),
     };
     is_ours || is_used && is_next
 }
