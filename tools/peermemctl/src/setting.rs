@@ -705,6 +705,12 @@ pub fn encrypted<'a>(root: &Root, mut log: impl Iterator<Item = &'a String>) -> 
     log.find(of_guest).map(|line| format!("kernel log: {line}"))
 }
 
+/// Returns whether this process is in the namespace of the first process, `None` where that cannot be read.
+pub fn is_in_first(root: &Root, name: &str) -> Option<bool> {
+    let of = |pid: &str| root.link_name(&format!("/proc/{pid}/ns/{name}"));
+    Some(of("1")? == of("self")?)
+}
+
 /// Returns what says that this is a container, and its namespaces that are not the initial ones.
 fn container(root: &Root) -> (Option<String>, Vec<String>) {
     let mut namespaces = Vec::new();
@@ -715,13 +721,9 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
     if !map.is_empty() && !map.split_ascii_whitespace().eq(["0", "0", "4294967295"]) {
         namespaces.push("user".to_owned());
     }
-    let same = |name: &str| {
-        let of = |pid: &str| root.link_name(&format!("/proc/{pid}/ns/{name}"));
-        Some(of("1")? == of("self")?)
-    };
     for name in ["net", "mnt"] {
         // A service of systemd may have a mount namespace of its own; only the first counts alone.
-        if same(name) == Some(false) && (name == "net" || !namespaces.is_empty()) {
+        if is_in_first(root, name) == Some(false) && (name == "net" || !namespaces.is_empty()) {
             namespaces.push(name.to_owned());
         }
     }

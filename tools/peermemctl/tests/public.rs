@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 423] = [
+static CASES: [Case; 425] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1738,6 +1738,9 @@ static CASES: [Case; 423] = [
     case("public-iommu-module-forgotten", (2, 1), &["Begin with: modprobe nvidia-peermem", "iommu=pt"], &["DOCA-OFED", "or use dma-buf"]),
     case("public-rail-lost", (1, 0), &["if this one had such a NIC, it is off the bus", "follows from: fabric.distance"], &["fix: set NCCL_NET_GDR_LEVEL"]),
     case("public-driver-not-loaded-no-api", (2, 1), &["2 failed", "Begin with: modprobe nvidia", "not judged, as peer memory cannot work here"], &["DOCA-OFED", "make install"]),
+    // Whose devices they are: of the host's first network namespace, of a job within a pod.
+    case("public-netns-of-service", (3, 2), &["take PrivateNetwork=yes (or NetworkNamespacePath=) out of inference.service", "nsenter --net=/proc/1/ns/net"], &["unbind", "in the pod"]),
+    case("public-netns-of-shell", (3, 2), &["nsenter --net=/proc/1/ns/net"], &["unbind", "in the pod"]),
 ];
 
 #[test]
