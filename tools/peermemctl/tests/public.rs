@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 425] = [
+static CASES: [Case; 427] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1741,6 +1741,8 @@ static CASES: [Case; 425] = [
     // Whose devices they are: of the host's first network namespace, of a job within a pod.
     case("public-netns-of-service", (3, 2), &["take PrivateNetwork=yes (or NetworkNamespacePath=) out of inference.service", "nsenter --net=/proc/1/ns/net"], &["unbind", "in the pod"]),
     case("public-netns-of-shell", (3, 2), &["nsenter --net=/proc/1/ns/net"], &["unbind", "in the pod"]),
+    case("public-slurm-in-pod-no-gpu", (2, 1), &["this job may use no GPU", "--gpus=N or --gres=gpu:N"], &["delete this pod"]),
+    case("public-slurm-in-pod-no-gpu-cgns", (2, 1), &["this job may use no GPU", "--gpus=N or --gres=gpu:N"], &["delete this pod"]),
 ];
 
 #[test]

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! A part of section 9: whether this process may open the nodes of GPUs and NICs, and who keeps it from that.
 
-use super::limits::{has_component, is_of_slurm, is_root, may_override_modes, BATCH};
+use super::batch::{is_of_slurm, Batch};
+use super::limits::{is_root, may_override_modes};
 use crate::check::Check;
 use crate::machine::Machine;
 use crate::nvidia;
@@ -35,7 +36,7 @@ pub enum Giver {
     Lxc,
     Nspawn,
     Slurm,
-    Batch,
+    Batch(&'static Batch),
     /// A unit of systemd, whose name a recording does not have.
     Service(Option<String>),
     /// Whatever is around the session of a login.
@@ -47,15 +48,11 @@ impl Giver {
     pub fn of(machine: &Machine) -> Self {
         let root = machine.root;
         let cgroup = root.text_once("/proc/self/cgroup").unwrap_or_default();
-        // Slurm may run in pods itself, and have a container in a job.
-        if cgroup.contains("kubepods") || machine.setting.container.is_some() && root.exists(SERVICE_ACCOUNT) {
+        if let Some(manager) = Self::manager(&cgroup) {
+            return manager;
+        }
+        if machine.setting.container.is_some() && root.exists(SERVICE_ACCOUNT) {
             return Self::Pod;
-        }
-        if is_of_slurm(&cgroup) {
-            return Self::Slurm;
-        }
-        if BATCH.iter().any(|(word, _)| has_component(&cgroup, word)) {
-            return Self::Batch;
         }
         let manager = root.line(NSPAWN).unwrap_or_default();
         if cgroup.contains("/lxc") || manager.starts_with("lxc") {
@@ -76,11 +73,24 @@ impl Giver {
         }
     }
 
+    /// Returns the manager of pods or jobs that has a control group, the innermost one: Slurm may run in pods, and a
+    /// container in a job of it. With version 1 of control groups that for devices decides.
+    fn manager(cgroup: &str) -> Option<Self> {
+        let of_folder = |folder: &str| match () {
+            () if folder.contains("kubepods") => Some(Self::Pod),
+            () if is_of_slurm(folder) => Some(Self::Slurm),
+            () => Batch::of(folder).map(Self::Batch),
+        };
+        let of_line = |line: &str| line.rsplit('/').find_map(of_folder);
+        let is_of_devices = |line: &&str| line.split(':').nth(1).is_some_and(|of| of.split(',').any(|of| of == "devices"));
+        cgroup.lines().find(is_of_devices).and_then(of_line).or_else(|| cgroup.lines().find_map(of_line))
+    }
+
     /// Returns what devices are given to, in a word.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Pod | Self::Container | Self::Lxc | Self::Nspawn => "container",
-            Self::Slurm | Self::Batch => "job",
+            Self::Slurm | Self::Batch(_) => "job",
             Self::Service(_) => "service",
             Self::Session => "session",
         }
@@ -92,7 +102,7 @@ impl Giver {
             Self::Pod => "delete this pod, so that it is started again; so that it keeps its GPUs, cdi.enabled=true in the values of the GPU Operator; where its /dev is the node's, nobody gave it any: ask for a limit of nvidia.com/gpu".to_owned(),
             Self::Container => "start this container again; so that it keeps its GPUs, give them by CDI (docker run --device nvidia.com/gpu=all) or each node by --device (with /dev/nvidiactl and /dev/nvidia-uvm); where its /dev is the host's, nobody gave it any: docker run --gpus all".to_owned(),
             Self::Slurm => "ask for GPUs: --gpus=N or --gres=gpu:N of srun, sbatch or salloc; a job gets those alone that it asked for (ConstrainDevices=yes in cgroup.conf)".to_owned(),
-            Self::Batch => "ask for GPUs, as the batch system takes it (PBS: -l select=1:ngpus=N; Flux: -g N; LSF: -gpu num=N; Grid Engine: -l gpu=N; HTCondor: request_gpus = N; Nomad: a block device \"nvidia/gpu\")".to_owned(),
+            Self::Batch(batch) => format!("ask for GPUs ({})", batch.gpus),
             Self::Lxc => "on the host, not in this container: incus (or lxc) config device add CONTAINER gpus gpu; of LXC alone: lxc.cgroup2.devices.allow and lxc.mount.entry for each node; then start this container again".to_owned(),
             Self::Nspawn => nspawn(closed),
             Self::Service(unit) => allow(unit.as_deref(), closed),
@@ -106,7 +116,7 @@ impl Giver {
             Self::Pod => "ask for what the RDMA device plugin offers".to_owned(),
             Self::Container => "start this container with --device=/dev/infiniband".to_owned(),
             Self::Slurm => format!("Slurm forbids what gres.conf names and a job did not ask for: ask for the resource that has {closed} in gres.conf (--gres=NAME:1), or take that line out of it"),
-            Self::Batch => format!("have the batch system let each job open {closed}, or ask for it as a resource"),
+            Self::Batch(_) => format!("have the batch system let each job open {closed}, or ask for it as a resource"),
             Self::Lxc => format!("on the host, not in this container: a device of type unix-char for {closed} (incus or lxc config device add CONTAINER NAME unix-char source=NODE), or lxc.cgroup2.devices.allow"),
             Self::Nspawn => nspawn(closed),
             Self::Service(unit) => allow(unit.as_deref(), closed),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 9: locked memory, device nodes, what is loaded at boot, DKMS.
 
+use super::batch::{has_component, is_adopted, is_of_slurm, Batch};
 use super::devices;
 use crate::check::Check;
 use crate::kernel;
@@ -300,55 +301,8 @@ fn limits_of_users(root: &Root, types: &[&str]) -> Vec<Limit> {
     users
 }
 
-/// Batch systems other than Slurm, each with the beginning of the name of a folder of its control
-/// groups. A job has the limit of the daemon that starts it, as each child has its parent's. Grid
-/// Engine has parameters for the limit (execd_params of sge_conf(5)). LSF passes on other limits of
-/// the user by `bsub -ul`, but not this one (IBM's description of that option). The names of the
-/// others' units differ, and `ps` tells them.
-pub const BATCH: [(&str, &str); 7] = [
-    ("torque", "TORQUE: LimitMEMLOCK=infinity in the unit that starts pbs_mom (ps -o unit= -C pbs_mom), then restart it"),
-    ("flux", "Flux: LimitMEMLOCK=infinity in flux.service, then restart it"),
-    (
-        "nomad",
-        "Nomad: LimitMEMLOCK=infinity in the unit of its client (nomad.service), then restart it; a task of its docker driver: ulimit { memlock = \"-1\" } in that task's config",
-    ),
-    ("pbs", "PBS: LimitMEMLOCK=infinity in the unit that starts pbs_mom (ps -o unit= -C pbs_mom), then restart it"),
-    ("lsf", "LSF: LimitMEMLOCK=infinity in the unit that starts sbatchd (ps -o unit= -C sbatchd), then restart it"),
-    ("sge", "Grid Engine: S_MEMORYLOCKED=infinity,H_MEMORYLOCKED=infinity in execd_params (qconf -mconf)"),
-    (
-        "condor",
-        "HTCondor: LimitMEMLOCK=infinity in the unit that starts condor_master (ps -o unit= -C condor_master), then restart it",
-    ),
-];
-
 /// The beginning of the name of a login's control group.
 pub const SESSION: &str = "session-";
-
-/// Returns whether a folder in the path of a control group begins with a word: flux.service does
-/// with "flux", and influxdb.service does not.
-pub fn has_component(cgroup: &str, word: &str) -> bool {
-    cgroup.split(['/', '\n']).any(|folder| folder.starts_with(word))
-}
-
-/// Returns whether a control group is that of a job of Slurm, or of its daemons: /slurm/uid_1000/job_7,
-/// slurmstepd.scope, slurmd.service, slurm_NODE.
-pub fn is_of_slurm(cgroup: &str) -> bool {
-    let is_it = |folder: &str| {
-        let is_named = ["slurmd", "slurmstepd", "slurm_"].iter().any(|it| folder.starts_with(it));
-        // Where a node has several slurmd, the name of each goes before that.
-        folder == "slurm" || is_named || folder.ends_with("_slurmstepd.scope")
-    };
-    cgroup.split(['/', '\n']).any(is_it)
-}
-
-/// The folders of the control group of a session that sshd made and pam_slurm_adopt put into a job. Such a session
-/// does not get the limits of the job.
-pub const ADOPTED: &str = "slurm/step_extern";
-
-/// Returns whether a control group is that of such a session.
-pub fn is_adopted(cgroup: &str) -> bool {
-    is_of_slurm(cgroup) && cgroup.split(['/', '\n']).any(|folder| folder == "step_extern")
-}
 
 /// Judges by the limit that this process has. Files say what others get, or why this one did not get it.
 fn login(machine: &Machine) -> Check {
@@ -502,8 +456,8 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
     if is_of_slurm(&cgroup) {
         return SLURM.to_owned();
     }
-    if let Some((_, cure)) = BATCH.iter().find(|(word, _)| has_component(&cgroup, word)) {
-        return (*cure).to_owned();
+    if let Some(batch) = Batch::of(&cgroup) {
+        return batch.memlock.to_owned();
     }
     let is_own = is_here(machine, pid);
     // What a manager of containers says of itself is there where control groups have a namespace, too.
@@ -811,39 +765,6 @@ fn is_left(machine: &Machine, known: &Known) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn batch_systems_by_their_control_groups() {
-        let of = |cgroup: &str| BATCH.iter().find(|(word, _)| has_component(cgroup, word)).map(|(word, _)| *word);
-        for (cgroup, wanted) in [
-            ("0::/system.slice/flux.service", Some("flux")),
-            ("12:memory:/flux-fA2b/job\n0::/user.slice", Some("flux")),
-            ("0::/nomad.slice/share.slice/1f-train.scope", Some("nomad")),
-            ("0::/nomad/1f-train", Some("nomad")),
-            ("0::/pbspro.slice/pbspro-7.slice", Some("pbs")),
-            ("0::/system.slice/condor.service/htcondor", Some("condor")),
-            ("0::/system.slice/influxdb.service", None),
-            ("0::/system.slice/gnomad.service", None),
-            ("0::/user.slice/user-1000.slice", None),
-        ] {
-            assert_eq!(of(cgroup), wanted, "{cgroup}");
-        }
-    }
-
-    #[test]
-    fn control_groups_of_slurm_and_others_of_like_names() {
-        for (cgroup, wanted) in [
-            ("0::/system.slice/slurmstepd.scope/job_7/step_0", true),
-            ("5:memory:/slurm/uid_1000/job_7", true),
-            ("0::/system.slice/slurmd.service", true),
-            ("5:memory:/slurm_node1/uid_1000", true),
-            ("0::/system.slice/slurm-exporter.service", false),
-            ("0::/slurm/step_extern/", true),
-        ] {
-            assert_eq!(is_of_slurm(cgroup), wanted, "{cgroup}");
-            assert_eq!(is_adopted(cgroup), cgroup.contains("extern"), "{cgroup}");
-        }
-    }
 
     /// Kernels whose page is not 4 KiB, by whatever tells it.
     #[test]

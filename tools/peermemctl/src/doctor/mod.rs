@@ -2,6 +2,7 @@
 //! `doctor`: sections of checks, causes before what follows from them.
 
 mod api;
+pub mod batch;
 mod cause;
 mod clients;
 mod consumers;

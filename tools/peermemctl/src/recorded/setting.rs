@@ -2,9 +2,10 @@
 //! Records what tells the kind of machine, and what loads the module at boot.
 
 use super::record::Recorder;
+use crate::doctor::batch::{is_adopted, is_of_slurm, Batch, ADOPTED};
 use crate::doctor::devices::{selinux_type, CONTEXT};
 use crate::doctor::hardware::WSL;
-use crate::doctor::limits::{has_component, is_adopted, is_of_slurm, ADOPTED, BATCH, SESSION};
+use crate::doctor::limits::SESSION;
 use crate::environment::Environment;
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
@@ -57,7 +58,7 @@ impl Recorder<'_> {
         }
         let cgroup = self.root.text("/proc/self/cgroup").unwrap_or_default();
         // What is more particular comes first: Flux's jobs are in /system.slice, too.
-        let batch = || BATCH.iter().map(|(word, _)| *word).find(|word| has_component(&cgroup, word));
+        let batch = || Batch::of(&cgroup).map(Batch::folder);
         let of_slurm = if is_adopted(&cgroup) { ADOPTED } else { "slurm" };
         let kind = Some(of_slurm).filter(|_| is_of_slurm(&cgroup)).or_else(batch).or_else(|| container_of(&cgroup));
         let kind =
