@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 427] = [
+static CASES: [Case; 434] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1743,6 +1743,13 @@ static CASES: [Case; 427] = [
     case("public-netns-of-shell", (3, 2), &["nsenter --net=/proc/1/ns/net"], &["unbind", "in the pod"]),
     case("public-slurm-in-pod-no-gpu", (2, 1), &["this job may use no GPU", "--gpus=N or --gres=gpu:N"], &["delete this pod"]),
     case("public-slurm-in-pod-no-gpu-cgns", (2, 1), &["this job may use no GPU", "--gpus=N or --gres=gpu:N"], &["delete this pod"]),
+    case("public-oar-no-gpu", (2, 1), &["this job may use no GPU", "oarsub -l gpu=N"], &["systemctl edit"]),
+    case("public-oar-no-gpu-v2", (2, 1), &["oarsub -l gpu=N"], &["user-.slice"]),
+    case("public-yarn-no-gpu", (2, 1), &["yarn.io/gpu=N"], &["systemctl edit"]),
+    case("public-mesos-no-gpu", (2, 1), &["gpus among the resources of the task"], &["user-.slice"]),
+    case("public-flux-sdexec-memlock", (1, 0), &["user@$(id -u flux).service"], &["end all sessions"]),
+    case("public-flux-sdexec-no-gpu", (2, 1), &["Flux: -g N"], &["user-.slice"]),
+    case("public-memlock-uge", (1, 0), &["S_MEMORYLOCKED=infinity"], &["limits.d", "Slurm"]),
 ];
 
 #[test]
