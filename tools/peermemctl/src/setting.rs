@@ -5,6 +5,7 @@ use crate::facts;
 use crate::kernel;
 use crate::log_words::ENCRYPTION;
 use crate::machine::Machine;
+use crate::modprobe::COMMAND_LINE;
 use crate::module_file::{self, ModuleFile};
 use crate::nvidia;
 use crate::pci::Device;
@@ -205,6 +206,9 @@ pub struct Setting {
     pub fixed_system: Option<String>,
     /// Whether RDMA devices are seen only in the network namespace that has them.
     pub rdma_by_namespace: bool,
+    /// Whether this container has a virtual machine of its own, made by Kata Containers: the kernel is the guest's, and
+    /// that of the host is another one.
+    pub kata: bool,
     /// Whether this is a Tegra (Jetson, IGX Orin): its own GPU shares the CPU's memory.
     pub tegra: bool,
 }
@@ -213,6 +217,9 @@ impl Setting {
     /// Reads the kind of machine.
     pub fn look(root: &Root) -> Self {
         let (container, namespaces) = container(root);
+        let kata = kata(root);
+        // Nothing but a pod runs in such a guest.
+        let container = container.or_else(|| kata.clone());
         // In a container that file is of its own image.
         let release = root.text(OS_RELEASE).ok().filter(|_| container.is_none());
         let by_program = || if container.is_none() { fixed_by_program(root) } else { None };
@@ -227,7 +234,8 @@ impl Setting {
                 .or_else(by_kernel)
                 .map(str::to_owned),
             architecture: architecture(root),
-            virtual_machine: virtual_machine(root),
+            virtual_machine: virtual_machine(root).or_else(|| kata.clone()),
+            kata: kata.is_some(),
             container,
             namespaces,
             // With a driver of the host, the GPU Operator may have that folder all the same, or have left it.
@@ -327,6 +335,9 @@ impl Setting {
             };
             words.push(format!("in a container ({seen}){own}"));
         }
+        if self.kata {
+            words.push("the virtual machine is this pod's own, made by Kata Containers".to_owned());
+        }
         words.push(match (self.driver_container, self.ofed_container) {
             (true, true) => "nvidia.ko and the RDMA core come from containers".to_owned(),
             (true, false) => "nvidia.ko comes from a container".to_owned(),
@@ -367,10 +378,7 @@ impl Setting {
                 "{name} is an image that is not changed in place: {or}have the image bring the module; where it lets containers load modules, packaging/container of this project builds one"
             );
         }
-        match &self.container {
-            Some(_) => "on the host, not in this container: in this project's folder: make && make install".to_owned(),
-            None => "in this project's folder: make && make install".to_owned(),
-        }
+        self.on_host("in this project's folder: make && make install")
     }
 
     /// Returns what brings the module back on a node whose modules come from containers.
@@ -518,6 +526,10 @@ impl Setting {
     /// Returns what to do before `command`, which changes the host's kernel.
     pub fn on_host(&self, command: &str) -> String {
         match &self.container {
+            // The host has given its GPU away, and has another kernel.
+            Some(_) if self.kata => format!(
+                "this pod has a virtual machine of its own (Kata Containers), and nothing on the host changes its kernel: have the image of that guest, or kernel_modules and kernel_params of the runtime's configuration, bring what this says: {command}"
+            ),
             Some(_) => format!("on the host, not in this container: {command}"),
             None => command.to_owned(),
         }
@@ -687,6 +699,22 @@ fn virtual_machine(root: &Root) -> Option<String> {
         .split_ascii_whitespace()
         .any(|flag| flag == "hypervisor")
         .then(|| "flag hypervisor in /proc/cpuinfo".to_owned())
+}
+
+/// The unit that systemd starts in a guest of Kata Containers, and the name of the file system that the guest has
+/// its containers' files from.
+pub const KATA_UNIT: &str = "systemd.unit=kata-containers.target";
+pub const KATA_FILES: &str = "kataShared";
+
+/// Returns what says that this is a guest of Kata Containers, which has one pod.
+fn kata(root: &Root) -> Option<String> {
+    let words = root.line(COMMAND_LINE).unwrap_or_default();
+    if words.split_ascii_whitespace().any(|word| word == KATA_UNIT) {
+        return Some(format!("{KATA_UNIT} in {COMMAND_LINE}"));
+    }
+    let mounts = root.text(MOUNTS).unwrap_or_default();
+    let has_files = mounts.lines().any(|line| line.split_ascii_whitespace().next() == Some(KATA_FILES));
+    has_files.then(|| format!("{KATA_FILES} in {MOUNTS}"))
 }
 
 /// Returns what says that the memory of this virtual machine is encrypted, so that devices reach only what of it

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 434] = [
+static CASES: [Case; 437] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1750,6 +1750,9 @@ static CASES: [Case; 434] = [
     case("public-flux-sdexec-memlock", (1, 0), &["user@$(id -u flux).service"], &["end all sessions"]),
     case("public-flux-sdexec-no-gpu", (2, 1), &["Flux: -g N"], &["user-.slice"]),
     case("public-memlock-uge", (1, 0), &["S_MEMORYLOCKED=infinity"], &["limits.d", "Slurm"]),
+    case("public-kata-not-loaded", (1, 0), &["this pod has a virtual machine of its own (Kata Containers)", "kernel_modules"], &["on the host, not in this container"]),
+    case("public-kata-no-driver", (2, 1), &["this pod has a virtual machine of its own (Kata Containers)"], &["on the host, not in this container"]),
+    case("public-kata-iommu", (1, 0), &["this pod has a virtual machine of its own (Kata Containers)", "kernel_params"], &["on the host, not in this container", "GRUB_CMDLINE"]),
 ];
 
 #[test]

@@ -12,7 +12,7 @@ use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia;
 use crate::setting::{
     container_of, root_options, Setting, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY,
-    MOUNTS, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
+    KATA_FILES, KATA_UNIT, MOUNTS, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
     TRANSACTIONAL_UPDATE, XEN,
 };
 use crate::topology_file;
@@ -90,6 +90,10 @@ impl Recorder<'_> {
         if let Some(options) = root_options(self.root).filter(|_| self.root.exists(TRANSACTIONAL_UPDATE)) {
             let kind = if options.split(',').any(|option| option == "ro") { "ro" } else { "rw" };
             self.text(MOUNTS, &format!("root / none {kind} 0 0\n"));
+        }
+        let is_of_kata = |line: &str| line.starts_with(KATA_FILES);
+        if self.root.text(MOUNTS).is_ok_and(|text| text.lines().any(is_of_kata)) {
+            self.text(MOUNTS, &format!("{KATA_FILES} / virtiofs rw 0 0\n"));
         }
         if self.root.exists(DRIVER_READY) {
             self.lines(DRIVER_READY, |line| line.starts_with("IS_HOST_DRIVER="));
@@ -174,7 +178,9 @@ impl Recorder<'_> {
             self.script(&script);
         }
         let words = self.root.line(modprobe::COMMAND_LINE).unwrap_or_default();
-        let is_kept = |word: &&str| modprobe::is_list_of(word, NAME) || word.starts_with("nvidia.NVreg_");
+        let is_kept = |word: &&str| {
+            modprobe::is_list_of(word, NAME) || word.starts_with("nvidia.NVreg_") || *word == KATA_UNIT
+        };
         let lists: Vec<&str> = words.split_ascii_whitespace().filter(is_kept).collect();
         if !lists.is_empty() {
             self.text(modprobe::COMMAND_LINE, &format!("{}\n", lists.join(" ")));
