@@ -225,7 +225,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "gpus.context",
         "Whether CUDA makes a context on each GPU that nvidia.ko has.",
-        "It does not on one that is excluded (NVreg_ExcludedGpus), has MIG on and no instance, or is in compute mode Prohibited, whatever way a program takes.",
+        "It does not on one that is excluded (NVreg_ExcludedGpus), has MIG on and no instance, or none whose nodes in /dev/nvidia-caps this process may open, or is in compute mode Prohibited, whatever way a program takes.",
     ),
     entry(
         "gpus.recovery",

@@ -2,6 +2,7 @@
 //! Everything that the verdicts need, read once.
 
 use crate::doctor::devices::{self, Giver};
+use crate::doctor::limits;
 use crate::facts;
 use crate::kernel::{self, Loaded};
 use crate::module_file::{self, Maker, ModuleFile};
@@ -79,6 +80,8 @@ pub enum NoContext {
     Excluded,
     /// MIG is on, and no instance was made.
     WithoutInstance,
+    /// MIG is on, and this process may open the nodes of no instance.
+    InstanceNotGiven,
     /// Its compute mode forbids contexts.
     Prohibited,
 }
@@ -89,6 +92,7 @@ impl NoContext {
         match self {
             Self::Excluded => "is excluded (NVreg_ExcludedGpus of nvidia.ko), so that no program can open it",
             Self::WithoutInstance => "has MIG on and no instance that CUDA finds, so that no program can use it",
+            Self::InstanceNotGiven => "has MIG on, and this process may open no instance of it in /dev/nvidia-caps, so that CUDA finds none",
             Self::Prohibited => "is in compute mode Prohibited, in which CUDA makes no context on it",
         }
     }
@@ -207,6 +211,23 @@ impl<'a> Machine<'a> {
         Some(self.root.names(&folder).iter().filter(|name| name.starts_with("gi")).any(is_usable))
     }
 
+    /// Returns the nodes of a GPU's MIG instances if this process may open those of no instance. On a host, those that
+    /// are not there are made when a program asks for them.
+    pub fn instances_not_given(&self, gpu: &Device) -> Option<Vec<String>> {
+        let is_closed = |node: &String| match self.root.exists(node) {
+            true => self.root.forbidden_to_read(node).is_some(),
+            false => self.setting.container.is_some(),
+        };
+        let finds_one = || self.told(gpu).is_some_and(|told| told.has_mig_device) || way::has_been_pinned(self, gpu);
+        let all = nvidia::mig_nodes(self.root, &gpu.address);
+        let are_closed = !all.is_empty() && all.iter().all(|nodes| nodes.iter().any(is_closed));
+        (are_closed && !limits::may_administer(self.root) && !finds_one()).then(|| {
+            let mut nodes: Vec<String> = all.into_iter().flatten().collect();
+            nodes.dedup();
+            nodes
+        })
+    }
+
     /// Returns whether a GPU has MIG on, and nothing tells whether it has an instance.
     pub fn may_lack_instance(&self, gpu: &Device) -> bool {
         self.is_mig(gpu) && self.has_mig_device(gpu).is_none()
@@ -222,6 +243,8 @@ impl<'a> Machine<'a> {
             None
         } else if self.is_mig(gpu) && self.has_mig_device(gpu) == Some(false) {
             Some(NoContext::WithoutInstance)
+        } else if self.is_mig(gpu) && self.was_given_gpu(gpu) != Some(false) && self.instances_not_given(gpu).is_some() {
+            Some(NoContext::InstanceNotGiven)
         } else {
             (mode() == Some("Prohibited")).then_some(NoContext::Prohibited)
         }

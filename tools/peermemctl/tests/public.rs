@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 437] = [
+static CASES: [Case; 443] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1753,6 +1753,13 @@ static CASES: [Case; 437] = [
     case("public-kata-not-loaded", (1, 0), &["this pod has a virtual machine of its own (Kata Containers)", "kernel_modules"], &["on the host, not in this container"]),
     case("public-kata-no-driver", (2, 1), &["this pod has a virtual machine of its own (Kata Containers)"], &["on the host, not in this container"]),
     case("public-kata-iommu", (1, 0), &["this pod has a virtual machine of its own (Kata Containers)", "kernel_params"], &["on the host, not in this container", "GRUB_CMDLINE"]),
+    // Nodes of MIG instances that a process was not given.
+    case("public-mig-container-without-caps", (2, 1), &["may open no instance of it in /dev/nvidia-caps", "NVIDIA_VISIBLE_DEVICES=MIG-UUID"], &["USABLE WITH"]),
+    case("public-mig-container-caps-forbidden", (2, 1), &["NVIDIA_VISIBLE_DEVICES=MIG-UUID"], &["-cgi"]),
+    case("public-mig-lxc", (2, 1), &["unix-char source=NODE", "/dev/nvidia-caps/nvidia-cap12"], &["docker"]),
+    case("public-mig-slurm", (2, 1), &["--gres=gpu:PROFILE:1"], &["-cgi"]),
+    case("public-mig-oar", (2, 1), &["ask for an instance of the GPU"], &["systemctl edit"]),
+    case("public-mig-service", (2, 1), &["DeviceAllow=char-nvidia-caps r in inference.service"], &["-cgi"]),
 ];
 
 #[test]

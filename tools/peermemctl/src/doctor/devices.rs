@@ -110,6 +110,23 @@ impl Giver {
         }
     }
 
+    /// Returns how a MIG instance is asked for, whose nodes are `closed`.
+    pub fn gives_instances(&self, closed: &str) -> String {
+        match self {
+            Self::Pod => "ask for an instance of the GPU: a limit of nvidia.com/mig-PROFILE (or of nvidia.com/gpu, where the device plugin has the MIG strategy single)".to_owned(),
+            Self::Container => format!("start this container with an instance of the GPU: NVIDIA_VISIBLE_DEVICES=MIG-UUID (nvidia-smi -L tells it) or --device nvidia.com/gpu=MIG-UUID; where nodes are given one by one, --device={closed}, too"),
+            Self::Slurm => "ask for an instance of the GPU: --gres=gpu:PROFILE:1, as gres.conf names it".to_owned(),
+            Self::Batch(_) => "ask for an instance of the GPU, as the batch system names it".to_owned(),
+            Self::Lxc => format!("on the host, not in this container: give it the nodes of an instance, too (incus or lxc config device add CONTAINER NAME unix-char source=NODE, or lxc.mount.entry and lxc.cgroup2.devices.allow): {closed}"),
+            Self::Nspawn => "on the host, not in this container: Bind=/dev/nvidia-caps in its .nspawn file and DeviceAllow=char-nvidia-caps r in systemd-nspawn@NAME.service (systemctl edit), then start this container again".to_owned(),
+            Self::Service(unit) => {
+                let unit = unit.as_deref().unwrap_or("the unit of this service");
+                format!("DeviceAllow=char-nvidia-caps r in {unit} (systemctl edit), then restart it")
+            }
+            Self::Session => slice("char-nvidia-caps"),
+        }
+    }
+
     /// Returns how an RDMA device is asked for.
     pub fn gives_nics(&self, closed: &str) -> String {
         match self {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 7: what the GPUs offer, and how much of BAR1 is left.
 
-use super::devices;
+use super::devices::{self, Giver};
 use super::{log, unload};
 use crate::check::{Check, Kind, Level};
 use crate::facts;
@@ -358,6 +358,10 @@ fn context(machine: &Machine, gpu: &Device) -> Option<Check> {
             },
             "MIG Mode of nvidia-smi -q, /proc/driver/nvidia/capabilities/gpu*/mig",
         ),
+        NoContext::InstanceNotGiven => (
+            Giver::of(machine).gives_instances(&machine.instances_not_given(gpu).unwrap_or_default().join(", ")),
+            "/proc/driver/nvidia-caps/mig-minors, /dev/nvidia-caps",
+        ),
         NoContext::Prohibited => (
             machine.setting.on_host(&format!("nvidia-smi -i {address} -c DEFAULT")),
             "Compute Mode of nvidia-smi -q",
@@ -365,7 +369,7 @@ fn context(machine: &Machine, gpu: &Device) -> Option<Check> {
     };
     let what = format!("GPU {address} {}", none.what());
     let check = match none {
-        NoContext::Excluded if others => Check::skip(ID, what),
+        NoContext::Excluded | NoContext::InstanceNotGiven if others => Check::skip(ID, what),
         _ => Check::fail_unless(others, ID, what, fix),
     };
     Some(check.about(Kind::Gpu, address, format!("({}): each {}", machine.gpu_name(gpu), none.what())).seen(seen))

@@ -14,6 +14,8 @@ use crate::text;
 
 /// Bit of CAP_IPC_LOCK, which lifts the limit.
 const CAP_IPC_LOCK: u64 = 1 << 14;
+/// Bit of CAP_SYS_ADMIN, to which the GPU driver denies no capability of its own.
+const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// Bit of CAP_DAC_OVERRIDE, which no mode of a file binds.
 const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 /// A limit below this stops real applications.
@@ -127,6 +129,11 @@ fn of_status(root: &Root, pid: &str, word: &str) -> Option<String> {
 /// Returns whether no mode of a file binds this process.
 pub fn may_override_modes(root: &Root) -> bool {
     has_initial_users(root, "self") && capabilities(root, "self") & CAP_DAC_OVERRIDE != 0
+}
+
+/// Returns whether the GPU driver lets this process use whatever it has.
+pub fn may_administer(root: &Root) -> bool {
+    has_initial_users(root, "self") && capabilities(root, "self") & CAP_SYS_ADMIN != 0
 }
 
 /// Returns whether a process is in the initial user namespace, as far as that can be read.

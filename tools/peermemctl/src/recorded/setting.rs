@@ -9,7 +9,7 @@ use crate::doctor::limits::SESSION;
 use crate::environment::Environment;
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
-use crate::nvidia;
+use crate::nvidia::{self, CAP, MIG_MINORS};
 use crate::setting::{
     container_of, root_options, Setting, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY,
     KATA_FILES, KATA_UNIT, MOUNTS, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
@@ -127,6 +127,7 @@ impl Recorder<'_> {
         if compatible.contains("nvidia,tegra") {
             self.text("/proc/device-tree/compatible", "nvidia,tegra\n");
         }
+        let mut mig_nodes: Vec<String> = Vec::new();
         for gpu in self.root.names("/proc/driver/nvidia/gpus") {
             self.lines(&format!("/proc/driver/nvidia/gpus/{gpu}/information"), |line| {
                 ["Model:", "Device Minor:", "GPU Excluded:", "Blacklisted:"].iter().any(|key| line.starts_with(key))
@@ -134,7 +135,18 @@ impl Recorder<'_> {
             if let Some(folder) = nvidia::mig_folder(self.root, &gpu) {
                 self.folder(&folder);
             }
+            mig_nodes.extend(nvidia::mig_nodes(self.root, &gpu).into_iter().flatten());
         }
+        self.mig_minors(&mig_nodes);
+    }
+
+    /// Records the minor numbers of those nodes of MIG instances.
+    fn mig_minors(&mut self, nodes: &[String]) {
+        let is_of = |node: &String, number: &str| node.strip_suffix(number).is_some_and(|start| start.ends_with(CAP));
+        self.lines(MIG_MINORS, |line| {
+            let number = line.trim_end().rsplit(' ').next().unwrap_or_default();
+            nodes.iter().any(|node| is_of(node, number))
+        });
     }
 
     /// Records what is in a folder, or the folder alone if it is empty.
