@@ -311,20 +311,28 @@ impl<'a> Machine<'a> {
         format!("this {} was not given {device} ({why})", Giver::of(self).word())
     }
 
-    /// Returns whether this process was given a GPU: the kernel shows a container and a job all of the host's, and
-    /// only those nodes in /dev tell that may be opened. `None` if nothing tells which node is whose.
-    pub fn was_given_gpu(&self, gpu: &Device) -> Option<bool> {
+    /// Returns the numbers of those nodes of GPUs that this process may open, `None` if it has all GPUs: the kernel
+    /// shows a container and a job all of the host's, and only nodes in /dev tell.
+    fn open_gpus(&self) -> Option<Vec<u32>> {
         if self.has_all_devices() {
-            return Some(true);
+            return None;
         }
         let nodes = self.root.names("/dev").into_iter().filter_map(|name| name.strip_prefix("nvidia")?.parse().ok());
         let all: Vec<u32> = nodes.collect();
         let is_open = |number: &&u32| !self.forbidden.contains(&format!("/dev/nvidia{number}"));
         let nodes: Vec<u32> = all.iter().filter(is_open).copied().collect();
         let is_host = self.setting.container.is_none() && nodes.len() == all.len();
-        if is_host || nodes.len() >= self.gpus().len() {
-            return Some(true);
-        }
+        (!is_host && nodes.len() < self.gpus().len()).then_some(nodes)
+    }
+
+    /// Returns how many GPUs this process was given.
+    pub fn gpus_given(&self) -> usize {
+        self.open_gpus().map_or(self.gpus().len(), |nodes| nodes.len())
+    }
+
+    /// Returns whether this process was given a GPU; `None` if nothing tells which node is whose.
+    pub fn was_given_gpu(&self, gpu: &Device) -> Option<bool> {
+        let Some(nodes) = self.open_gpus() else { return Some(true) };
         let minor = nvidia::minor(self.root, &gpu.address);
         match minor {
             Some(minor) => Some(nodes.contains(&minor)),

@@ -2082,6 +2082,27 @@ fn variables_that_close_a_way_are_heeded() {
     }
 }
 
+/// CUDA counts among the GPUs that a process was given, and a word that names none leaves it none.
+#[test]
+fn the_variable_that_picks_gpus_is_read_as_cuda_does() {
+    for (tree, line, wanted) in [
+        ("one-pair", "env CUDA_VISIBLE_DEVICES=NoDevFiles ./t", "leaves it no GPU"),
+        ("public-container-one-of-eight", "env CUDA_VISIBLE_DEVICES=3 ./t", "leaves it no GPU"),
+        ("public-container-one-of-eight", "env CUDA_VISIBLE_DEVICES=0 ./t", ": yes"),
+        ("public-slurm-one-of-eight", "env CUDA_VISIBLE_DEVICES=3 ./t", "leaves it no GPU"),
+        ("public-mixed-gpus", "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1 ./t", ": no, because GPU 0000:3b:00.0"),
+        ("public-mixed-gpus", "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2 ./t", ": yes, GPU 0000:4c:00.0"),
+        ("public-mixed-gpus", "env CUDA_VISIBLE_DEVICES=1 ./t", ": unknown, CUDA_VISIBLE_DEVICES=1 names some"),
+        ("public-mixed-gpus", "env CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 ./t", ": yes"),
+        ("hgx", "env CUDA_VISIBLE_DEVICES=3 ./t", ": yes"),
+    ] {
+        let (_, said) = of_command(tree, "consumers.nccl", &line.split(' ').collect::<Vec<_>>());
+        assert!(said.contains(wanted), "{tree} {line}: {said}");
+    }
+    let line = ["env", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES=1", "./t"];
+    assert_eq!(of_command("public-mixed-gpus", "consumers.nccl", &line).0, 2);
+}
+
 /// An EFA is served by a plugin of NCCL's, and other NICs than mlx5 by a thread of the CPU.
 #[test]
 fn gin_takes_nics_by_its_type() {

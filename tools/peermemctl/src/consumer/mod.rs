@@ -157,7 +157,7 @@ pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
 
 /// Returns what each program does with each GPU and NIC.
 pub fn verdicts(machine: &Machine, environment: &Environment) -> Vec<Verdict> {
-    let pairings = pairings(machine);
+    let pairings = pairings_for(machine, environment);
     let of = |consumer: &&'static Consumer| -> Vec<Verdict> {
         pairings.iter().map(|pairing| consumer.judge(pairing, machine, environment)).collect()
     };
@@ -200,8 +200,10 @@ impl Consumer {
     }
 
     fn does_here(&self, pairing: &Pairing, machine: &Machine, environment: &Environment) -> Does {
-        if let Some(refusal) = without_gpus(machine, environment) {
-            return Does::Copies(refusal);
+        match Visible::of(machine, environment) {
+            Visible::None(refusal) => return Does::Copies(refusal),
+            Visible::Unknown(why) => return Does::Unknown(why),
+            Visible::All | Visible::Some(_) => {}
         }
         let can = |way| way::possible(machine, pairing.gpu, pairing.nic, way);
         let offered = can(Way::DmaBuf);
@@ -365,22 +367,72 @@ fn nearer(machine: &Machine, pairing: &Pairing, within: Distance) -> Option<Near
     Some(Nearer { because, set: hardware::nearer_lost(machine, gpu, pairing.distance)? })
 }
 
-/// Returns that CUDA_VISIBLE_DEVICES leaves a program no GPU: CUDA takes the entries before the first that is
-/// none of this machine.
-fn without_gpus(machine: &Machine, environment: &Environment) -> Option<Refusal> {
-    let list = environment.get(VISIBLE)?;
-    let first = list.split(',').next().unwrap_or_default().trim();
-    let number = first.parse::<i64>().ok();
-    let is_none = number.is_some_and(|number| usize::try_from(number).map_or(true, |at| at >= machine.gpus().len()));
-    (first.is_empty() || is_none).then(|| Refusal {
-        because: format!("{VISIBLE}={list} leaves it no GPU"),
-        set: Some(format!("unset {VISIBLE}")),
-        seen: format!("environment of {}", environment.whose),
-    })
+/// The GPUs that CUDA shows a program.
+enum Visible<'a> {
+    /// All that this process was given, or some of them that are all alike.
+    All,
+    Some(Vec<&'a Device>),
+    None(Refusal),
+    /// Some of several kinds, and nothing tells which.
+    Unknown(String),
+}
+
+impl<'a> Visible<'a> {
+    /// Reads the variables that pick GPUs. CUDA takes the entries before the first that names none, and counts from 0
+    /// among the GPUs that the process was given: by their speed, unless it is told to go by their addresses.
+    fn of(machine: &'a Machine, environment: &Environment) -> Self {
+        let Some(list) = environment.get(VISIBLE) else { return Self::All };
+        let given = machine.gpus_given();
+        let by_name = |entry: &str| ["GPU-", "MIG-"].iter().any(|start| entry.starts_with(start));
+        let number = |entry: &str| entry.parse::<usize>().ok().filter(|at| *at < given);
+        let entries = list.split(',').map(str::trim);
+        let entries: Vec<&str> = entries.take_while(|entry| by_name(entry) || number(entry).is_some()).collect();
+        if entries.is_empty() {
+            return Self::None(Refusal {
+                because: format!("{VISIBLE}={list} leaves it no GPU"),
+                set: Some(format!("unset {VISIBLE}")),
+                seen: format!("environment of {}", environment.whose),
+            });
+        }
+        let gpus: Vec<&Device> =
+            machine.gpus().into_iter().filter(|gpu| machine.was_given_gpu(gpu) == Some(true)).collect();
+        let numbers: Vec<usize> = entries.iter().filter_map(|entry| number(entry)).collect();
+        let is_by_address = environment.get(ORDER) == Some("PCI_BUS_ID") && gpus.len() == given;
+        if is_by_address && numbers.len() == entries.len() {
+            return Self::Some(numbers.into_iter().filter_map(|at| gpus.get(at).copied()).collect());
+        }
+        let has_all = (0..given).all(|at| numbers.contains(&at));
+        let are_alike = machine.gpus().windows(2).all(|two| two[0].device == two[1].device);
+        match has_all || are_alike {
+            true => Self::All,
+            false => Self::Unknown(format!(
+                "{VISIBLE}={list} names some of several kinds of GPUs, and which is not known here: with {ORDER}=PCI_BUS_ID numbers go by the address"
+            )),
+        }
+    }
+}
+
+/// Returns whether a program may find a GPU.
+pub fn may_see(machine: &Machine, environment: &Environment, gpu: &str) -> bool {
+    match Visible::of(machine, environment) {
+        Visible::Some(gpus) => gpus.iter().any(|visible| visible.address == gpu),
+        _ => true,
+    }
+}
+
+/// Returns the pairs whose GPU a program may find.
+pub fn pairings_for<'a>(machine: &'a Machine, environment: &Environment) -> Vec<Pairing<'a>> {
+    let mut pairings = pairings(machine);
+    if let Visible::Some(gpus) = Visible::of(machine, environment) {
+        pairings.retain(|pairing| gpus.iter().any(|gpu| gpu.address == pairing.gpu.address));
+    }
+    pairings
 }
 
 /// The variable that picks the GPUs of a program.
 pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+/// The variable that says in which order CUDA counts them.
+const ORDER: &str = "CUDA_DEVICE_ORDER";
 
 /// Says of a GPU and a NIC that nothing beside this machine decides.
 fn sure_of(_: &Machine, _: &Pairing, _: &Environment) -> Option<String> {

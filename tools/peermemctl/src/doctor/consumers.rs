@@ -12,7 +12,7 @@ use crate::setting::{vendor, Vendor};
 use crate::way::{self, Judged, Way};
 
 pub fn checks(machine: &Machine, environment: &Environment) -> Vec<Check> {
-    let pairings = consumer::pairings(machine);
+    let pairings = consumer::pairings_for(machine, environment);
     let mut checks: Vec<Check> =
         consumer::ALL.iter().flat_map(|consumer| judged(machine, environment, consumer, &pairings)).collect();
     checks.push(operator(machine));

@@ -137,7 +137,9 @@ impl Recorder<'_> {
             }
             mig_nodes.extend(nvidia::mig_nodes(self.root, &gpu).into_iter().flatten());
         }
-        self.mig_minors(&mig_nodes);
+        if !mig_nodes.is_empty() {
+            self.mig_minors(&mig_nodes);
+        }
     }
 
     /// Records the minor numbers of those nodes of MIG instances.
