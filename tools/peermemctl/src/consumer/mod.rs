@@ -402,7 +402,8 @@ impl<'a> Visible<'a> {
             return Self::Some(numbers.into_iter().filter_map(|at| gpus.get(at).copied()).collect());
         }
         let has_all = (0..given).all(|at| numbers.contains(&at));
-        let are_alike = machine.gpus().windows(2).all(|two| two[0].device == two[1].device);
+        let all = machine.gpus();
+        let are_alike = all.iter().all(|gpu| all.first().is_some_and(|first| first.device == gpu.device));
         match has_all || are_alike {
             true => Self::All,
             false => Self::Unknown(format!(
@@ -432,7 +433,7 @@ pub fn pairings_for<'a>(machine: &'a Machine, environment: &Environment) -> Vec<
 /// The variable that picks the GPUs of a program.
 pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// The variable that says in which order CUDA counts them.
-const ORDER: &str = "CUDA_DEVICE_ORDER";
+pub const ORDER: &str = "CUDA_DEVICE_ORDER";
 
 /// Says of a GPU and a NIC that nothing beside this machine decides.
 fn sure_of(_: &Machine, _: &Pairing, _: &Environment) -> Option<String> {
@@ -482,6 +483,10 @@ impl Keeps {
 
 /// Returns the refusal by a variable that takes a NIC away; `set` gives the NIC back.
 fn takes_away(given: &Given, nic: &RdmaDevice, set: String) -> Refusal {
+    let set = match given.value.ends_with('\r') {
+        true => format!("take the carriage returns out of {0}: sed -i 's/\\r$//' {0}", given.place),
+        false => set,
+    };
     Refusal { because: format!("{} takes {} away", given.words(), nic.name), set: Some(set), seen: given.place.clone() }
 }
 
@@ -514,7 +519,8 @@ fn lists_port(list: &str, nic: &str, port: &str) -> bool {
         None => (false, list),
     };
     let is_it = |entry: &str| {
-        let mut fields = entry.trim().split(':');
+        // NCCL keeps the carriage return of a file of Windows.
+        let mut fields = entry.trim_matches(' ').split(':');
         let name = fields.next().unwrap_or_default();
         let is_name = !name.is_empty() && (name == nic || !exact && nic.starts_with(name));
         is_name && fields.next().is_none_or(|wanted| wanted.is_empty() || wanted == port)
