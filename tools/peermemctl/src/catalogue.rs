@@ -235,7 +235,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "gpus.nodes",
         "Whether /dev/nvidiactl exists, and in a container /dev/nvidia-uvm.",
-        "CUDA opens both; a container without the first has no GPU.",
+        "CUDA opens both; a container without the first has no GPU, and a service with PrivateDevices= neither.",
     ),
     entry(
         "gpus.dma_buf",

@@ -297,9 +297,9 @@ impl<'a> Machine<'a> {
     }
 
     /// Returns whether nothing keeps devices of this machine from this process: neither a container nor a device
-    /// cgroup, as a job of Slurm has one.
+    /// cgroup, as a job of Slurm has one, nor a /dev of a service's own.
     pub fn has_all_devices(&self) -> bool {
-        self.setting.container.is_none() && self.forbidden.is_empty()
+        self.setting.container.is_none() && self.forbidden.is_empty() && !devices::is_without_devices(self)
     }
 
     /// Returns that a device was not given to this process, in words; `folder` has the node of it.
@@ -321,7 +321,8 @@ impl<'a> Machine<'a> {
         let all: Vec<u32> = nodes.collect();
         let is_open = |number: &&u32| !self.forbidden.contains(&format!("/dev/nvidia{number}"));
         let nodes: Vec<u32> = all.iter().filter(is_open).copied().collect();
-        let is_host = self.setting.container.is_none() && nodes.len() == all.len();
+        let has_host_dev = self.setting.container.is_none() && !devices::is_without_devices(self);
+        let is_host = has_host_dev && nodes.len() == all.len();
         (!is_host && nodes.len() < self.gpus().len()).then_some(nodes)
     }
 

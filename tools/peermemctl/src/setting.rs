@@ -545,12 +545,17 @@ pub const TDX_FLAG: &str = "tdx_guest";
 
 /// The folder that Apptainer and Singularity put into each container.
 pub const APPTAINER: &str = "/.singularity.d";
+/// The script that each container of Enroot is started with.
+pub const ENROOT: &str = "/etc/rc";
 /// Words in the names of containers' control groups.
-const CGROUPS: [&str; 10] = [
+const CGROUPS: [&str; 12] = [
     "kubepods",
     "/docker/",
     "docker-",
     "libpod-",
+    "nerdctl-",
+    // The namespace in which ctr makes containers.
+    "/default/",
     "/lxc/",
     "lxc.payload",
     "cri-containerd",
@@ -760,7 +765,10 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
     let seen = files.iter().find(|path| root.exists(path)).map(|path| format!("{path} exists"));
     let cgroup = root.text("/proc/self/cgroup").unwrap_or_default();
     let seen = seen.or_else(|| Some(format!("{} in /proc/self/cgroup", container_of(&cgroup)?.trim_matches('/'))));
-    let by_namespace = match namespaces.first().map(String::as_str) {
+    // A service of systemd may have such namespaces (PrivatePIDs=, PrivateUsers=), and so may a shell of a login.
+    let is_of_systemd =
+        root.exists(SYSTEMD) && ["/system.slice/", "/user.slice/"].iter().any(|slice| cgroup.contains(slice));
+    let by_namespace = match namespaces.first().map(String::as_str).filter(|_| !is_of_systemd) {
         Some("pid") => Some("its /proc is not of the initial pid namespace".to_owned()),
         // As Enroot, Charliecloud and rootless ones have it: nobody in there may load a module.
         Some("user") => Some("its user namespace is not the initial one (/proc/self/uid_map)".to_owned()),

@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 443] = [
+static CASES: [Case; 467] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1760,6 +1760,32 @@ static CASES: [Case; 443] = [
     case("public-mig-slurm", (2, 1), &["--gres=gpu:PROFILE:1"], &["-cgi"]),
     case("public-mig-oar", (2, 1), &["ask for an instance of the GPU"], &["systemctl edit"]),
     case("public-mig-service", (2, 1), &["DeviceAllow=char-nvidia-caps r in inference.service"], &["-cgi"]),
+    // What a service has of /dev, of limits and of namespaces, and who started it.
+    case("public-private-devices", (2, 1), &["this service has none of the GPUs", "PrivateDevices=no in inference.service"], &["modprobe ib_uverbs", "docker"]),
+    case("public-private-devices-jupyter", (2, 1), &["c.SystemdSpawner.isolate_devices = False"], &["modprobe ib_uverbs", "systemctl edit"]),
+    case("public-private-users-memlock", (1, 0), &["LimitMEMLOCK=infinity in inference.service"], &["docker", "Kubernetes"]),
+    case("public-private-users-device", (2, 1), &["this service may use no GPU", "DeviceAllow=/dev/nvidia0 rw"], &["docker"]),
+    case("public-private-pids", (1, 0), &["Begin with: modprobe nvidia-peermem", "LimitMEMLOCK=infinity in inference.service"], &["not in this container", "docker"]),
+    case("public-shell-of-own-users", (1, 0), &["limits.d/rdma.conf"], &["docker", "Kubernetes"]),
+    case("public-transient-memlock", (1, 0), &["systemd-run -p 'LimitMEMLOCK=infinity'"], &["systemctl edit"]),
+    case("public-transient-device", (2, 1), &["systemd-run -p 'DeviceAllow=/dev/nvidia0 rw' -p 'DeviceAllow=/dev/nvidiactl rw'"], &["systemctl edit"]),
+    case("public-jupyter-memlock", (1, 0), &["c.SystemdSpawner.unit_extra_properties"], &["systemctl edit"]),
+    case("public-scope-memlock", (1, 0), &["a scope has the limit of the shell that started it"], &["services: LimitMEMLOCK"]),
+    case("public-sshd-instance", (1, 0), &["UsePAM yes in sshd_config"], &["systemctl edit"]),
+    // Nodes that a container does not have, by what made it.
+    case("public-apptainer-contain", (2, 1), &["start this container with --nv", "--bind /dev/infiniband"], &["--gpus all", "--device="]),
+    case("public-apptainer-contain-nv", (2, 1), &["--bind /dev/infiniband"], &["--device="]),
+    case("public-enroot-restrict", (2, 1), &["NVIDIA_VISIBLE_DEVICES=all", "MELLANOX_VISIBLE_DEVICES=all"], &["--gpus all", "--device="]),
+    case("public-enroot-without-nic", (2, 1), &["MELLANOX_VISIBLE_DEVICES=all"], &["--device="]),
+    case("public-lxc-without-nic", (2, 1), &["unix-char for /dev/infiniband/uverbs0"], &["--device="]),
+    case("public-lxc-without-any", (2, 1), &["config device add CONTAINER gpus gpu"], &["--gpus all"]),
+    case("public-nspawn-without-any", (2, 1), &["DeviceAllow=/dev/infiniband/uverbs0 rw", "Bind="], &["--gpus all"]),
+    case("public-ecs-without-any", (2, 1), &["resourceRequirements with type GPU", "linuxParameters.devices"], &["--gpus all"]),
+    case("public-nomad-without-any", (2, 1), &["nvidia/gpu"], &["--gpus all"]),
+    case("public-podman-without-any", (2, 1), &["--device nvidia.com/gpu=all", "--device=/dev/infiniband"], &["--gpus all", "Kubernetes"]),
+    case("public-process-of-nerdctl", (1, 0), &["nerdctl run --ulimit memlock=-1"], &["in their unit", "Kubernetes"]),
+    case("public-process-of-ctr", (1, 0), &["LimitMEMLOCK=infinity in containerd.service"], &["limits.d", "Slurm"]),
+    case("public-process-of-quadlet", (1, 0), &["Ulimit=memlock=-1:-1", ".container file of train.service"], &["docker", "Kubernetes"]),
 ];
 
 #[test]

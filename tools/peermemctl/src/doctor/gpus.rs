@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 7: what the GPUs offer, and how much of BAR1 is left.
 
-use super::devices::{self, Giver};
+use super::devices::{self, Giver, Nodes};
 use super::{log, unload};
 use crate::check::{Check, Kind, Level};
 use crate::facts;
@@ -419,12 +419,14 @@ fn nodes(machine: &Machine) -> Option<Check> {
     // Of nodes that may not be opened, [limits.devices] tells.
     let is_forbidden = machine.forbidden.iter().any(|path| !devices::is_of_nic(path));
     let none_given = gpus.iter().all(|gpu| machine.was_given_gpu(gpu) == Some(false));
+    let give = || devices::gives_missing(machine, Nodes::Gpus).unwrap_or_else(|| "nvidia-modprobe -c 0 -u".to_owned());
+    let word = Giver::of(machine).word();
     if has_common && none_given && !is_forbidden {
         return Some(
             Check::fail(
                 "gpus.nodes",
-                "this container has none of the GPUs that the kernel shows: there is no /dev/nvidia0 or other node of one",
-                "start this container with a GPU (docker: --gpus all; Kubernetes: a limit of nvidia.com/gpu)",
+                format!("this {word} has none of the GPUs that the kernel shows: there is no /dev/nvidia0 or other node of one"),
+                give(),
             )
             .seen("/dev/nvidia*, Device Minor in /proc/driver/nvidia/gpus/*/information"),
         );
@@ -443,10 +445,7 @@ fn nodes(machine: &Machine) -> Option<Check> {
         Check::fail(
             "gpus.nodes",
             "/dev/nvidiactl is missing: no program can use a GPU",
-            match machine.setting.container {
-                Some(_) => "start this container with --gpus all (Kubernetes: with a limit of nvidia.com/gpu)",
-                None => "nvidia-modprobe -c 0 -u",
-            },
+            give(),
         )
         .seen("/dev/nvidiactl")
     })

@@ -432,7 +432,7 @@ fn by_namespace(machine: &Machine, nic: &Device) -> String {
     let of_unit = match Giver::of(machine) {
         Giver::Service(unit) => format!(
             "take PrivateNetwork=yes (or NetworkNamespacePath=) out of {}",
-            unit.as_deref().unwrap_or("the unit of this service")
+            unit.as_ref().map_or("the unit of this service", |unit| unit.name.as_str())
         ),
         _ => "start the program there".to_owned(),
     };

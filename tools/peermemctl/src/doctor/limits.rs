@@ -2,14 +2,15 @@
 //! Section 9: locked memory, device nodes, what is loaded at boot, DKMS.
 
 use super::batch::{has_component, is_adopted, is_of_slurm, Batch};
-use super::devices;
+use super::devices::{self, Unit};
+use super::runtime::{is_here, Runtime};
 use crate::check::Check;
 use crate::kernel;
 use crate::machine::{Machine, NAME, OFED_MODULE, OLD_MODULE};
 use crate::modprobe;
 use crate::module_file;
 use crate::root::Root;
-use crate::setting::{self, APPTAINER, NSPAWN, PODMAN, SERVICE_ACCOUNT};
+use crate::setting::SERVICE_ACCOUNT;
 use crate::text;
 
 /// Bit of CAP_IPC_LOCK, which lifts the limit.
@@ -466,48 +467,28 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
     if let Some(batch) = Batch::of(&cgroup) {
         return batch.memlock.to_owned();
     }
-    let is_own = is_here(machine, pid);
-    // What a manager of containers says of itself is there where control groups have a namespace, too.
-    let manager = root.line(NSPAWN).filter(|_| is_own).unwrap_or_default();
-    if is_own && root.exists(APPTAINER) {
-        return format!("Apptainer passes on the limit of the shell or job that starts it, so raise it there: {SLURM}; a shell: ulimit -l unlimited, or memlock in /etc/security/limits.d of the host");
-    }
-    if cgroup.contains("/lxc") || manager.starts_with("lxc") {
-        return "LXC, LXD and Incus: limits.kernel.memlock=unlimited (LXC: lxc.prlimit.memlock = unlimited) of this container, set on the host; then start it again".to_owned();
-    }
-    if cgroup.contains("/ecs/") {
-        return "Amazon ECS: ulimits with name memlock, softLimit -1 and hardLimit -1 in the container's definition of the task, then start a new task".to_owned();
-    }
-    if manager == "systemd-nspawn" {
-        return "systemd-nspawn: LimitMEMLOCK=infinity in section [Exec] of the container's .nspawn file (or --rlimit=RLIMIT_MEMLOCK=infinity), then start it again".to_owned();
-    }
-    // CRI-O makes an empty file of that name (cri-o/cri-o#5463).
-    let podman = root.text(PODMAN).ok().filter(|_| is_own).unwrap_or_default();
-    if podman.lines().any(|line| line.starts_with("engine=\"podman")) {
-        const RUN: &str = "podman run --ulimit memlock=-1:-1";
-        return match podman.lines().any(|line| line.trim() == "rootless=1") {
-            true => format!("{RUN}, which without root gets no further than the hard limit of the user who starts it: raise that on the host (memlock in /etc/security/limits.d, and LimitMEMLOCK=infinity in user@.service), then log in again there"),
-            false => format!("{RUN}; no file of a container raises it"),
+    if let Some(runtime) = Runtime::of(machine, pid) {
+        return match runtime.memlock() {
+            Some(cure) => cure,
+            None if !runtime.confines() => format!("Apptainer and Enroot pass on the limit of the shell or job that starts them, so raise it there: {SLURM}; a shell: ulimit -l unlimited, or memlock in /etc/security/limits.d of the host"),
+            None if own_users => format!("no file of a container raises it, and no capability of a user namespace does: docker run --ulimit memlock=-1, which gets no further than the limit of the daemon: LimitMEMLOCK=infinity in its unit (without root: in a drop-in of user@.service), then restart it. {KUBERNETES}"),
+            None => format!("no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root. {KUBERNETES}"),
         };
-    }
-    if is_own && machine.setting.container.is_some() || setting::container_of(&cgroup).is_some() {
-        if own_users {
-            return format!("no file of a container raises it, and no capability of a user namespace does: docker run --ulimit memlock=-1, which gets no further than the limit of the daemon: LimitMEMLOCK=infinity in its unit (without root: in a drop-in of user@.service), then restart it. {KUBERNETES}");
-        }
-        return format!("no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root. {KUBERNETES}");
     }
     // What systemd's manager of a user starts has that manager's limit; PAM never sees it.
     if cgroup.contains("/user@") {
         return "LimitMEMLOCK=infinity in a drop-in of user@.service (systemctl edit user@.service), then end all sessions of that user and log in again".to_owned();
     }
-    if let Some((_, rest)) = cgroup.split_once("/system.slice/") {
-        let unit = rest.split(['/', '\n']).find(|part| part.ends_with(".service"));
-        return match unit {
+    if cgroup.contains("/system.slice/") {
+        return match Unit::of(root, &cgroup) {
             // A login that has no session of its own shows that sshd did not ask PAM.
-            Some("ssh.service" | "sshd.service") => {
+            Some(unit) if unit.is_sshd() => {
                 "UsePAM yes in sshd_config, so that pam_limits sets the limit of a login, then log in again".to_owned()
             }
-            Some(unit) => format!("LimitMEMLOCK=infinity in {unit} (systemctl edit {unit}), then restart it"),
+            Some(unit) if unit.is_scope() => {
+                format!("a scope has the limit of the shell that started it, so raise it there: {}", files.login())
+            }
+            Some(unit) => unit.with(&["LimitMEMLOCK=infinity".to_owned()]),
             None => SERVICE.to_owned(),
         };
     }
@@ -516,14 +497,6 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
         Files::Own(_) => files.login(),
         _ => format!("{}; {SERVICE}; {SLURM}", files.login()),
     }
-}
-
-/// Returns whether a process is in the container that this one is in, or on the host that it is on.
-fn is_here(machine: &Machine, pid: &str) -> bool {
-    let root = machine.root;
-    let cgroup = |pid: &str| root.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let in_same = || !kernel::has_initial_pids(root) || cgroup(pid) == cgroup("self");
-    pid == "self" || machine.setting.container.is_some() && in_same()
 }
 
 /// Finds processes that have an RDMA device open and a limit that will stop them.

@@ -17,6 +17,7 @@ mod load_refused;
 mod log;
 mod module;
 mod registrations;
+pub mod runtime;
 mod selftest;
 mod setting;
 pub mod unload;

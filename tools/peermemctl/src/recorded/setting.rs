@@ -3,7 +3,7 @@
 
 use super::record::Recorder;
 use crate::doctor::batch::{is_adopted, is_of_slurm, Batch, ADOPTED};
-use crate::doctor::devices::{selinux_type, CONTEXT};
+use crate::doctor::devices::{has_own_dev, selinux_type, CONTEXT};
 use crate::doctor::hardware::WSL;
 use crate::doctor::limits::SESSION;
 use crate::environment::Environment;
@@ -12,7 +12,7 @@ use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia::{self, CAP, MIG_MINORS};
 use crate::setting::{
     container_of, root_options, Setting, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY,
-    KATA_FILES, KATA_UNIT, MOUNTS, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
+    ENROOT, KATA_FILES, KATA_UNIT, MOUNTS, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
     TRANSACTIONAL_UPDATE, XEN,
 };
 use crate::topology_file;
@@ -83,10 +83,14 @@ impl Recorder<'_> {
             BOOTC_PROGRAM,
             TRANSACTIONAL_UPDATE,
             SYSTEMD,
+            ENROOT,
         ] {
             self.existence(path);
         }
         // The names of devices may be those of hosts.
+        if has_own_dev(self.root) {
+            self.text(MOUNTS, "tmpfs /dev tmpfs rw 0 0\n");
+        }
         if let Some(options) = root_options(self.root).filter(|_| self.root.exists(TRANSACTIONAL_UPDATE)) {
             let kind = if options.split(',').any(|option| option == "ro") { "ro" } else { "rw" };
             self.text(MOUNTS, &format!("root / none {kind} 0 0\n"));
