@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 467] = [
+static CASES: [Case; 469] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1786,6 +1786,8 @@ static CASES: [Case; 467] = [
     case("public-process-of-nerdctl", (1, 0), &["nerdctl run --ulimit memlock=-1"], &["in their unit", "Kubernetes"]),
     case("public-process-of-ctr", (1, 0), &["LimitMEMLOCK=infinity in containerd.service"], &["limits.d", "Slurm"]),
     case("public-process-of-quadlet", (1, 0), &["Ulimit=memlock=-1:-1", ".container file of train.service"], &["docker", "Kubernetes"]),
+    case("public-protect-modules", (1, 0), &["Begin with: modprobe nvidia-peermem", "ProtectKernelModules"], &["make install"]),
+    case("public-protect-modules-loaded", (0, 0), &["USABLE"], &["make install"]),
 ];
 
 #[test]
