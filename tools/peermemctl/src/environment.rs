@@ -55,6 +55,8 @@ pub struct Environment {
     nccl: Vec<(String, Variables)>,
     /// The file from which NCCL takes the distances, if somebody names one.
     pub topology: Option<TopologyFile>,
+    /// The file of a network plugin that NCCL takes where no variable names one.
+    pub nccl_plugin: Option<String>,
     /// UCX's files.
     ucx: Files,
 }
@@ -238,7 +240,10 @@ impl Environment {
         let ucx = Files::read(root, &places);
         let below = places.below.as_str();
         let is_chosen = whose != OWN;
-        let mut environment = Self { is_chosen, whose, not_understood, nccl, variables, topology: None, ucx };
+        let nccl_plugin = nccl_plugin(root, below, variables.get("LD_LIBRARY_PATH").map_or("", String::as_str));
+        let nccl_plugin = nccl_plugin.filter(|_| !places.is_unknown);
+        let mut environment =
+            Self { is_chosen, whose, not_understood, nccl, nccl_plugin, variables, topology: None, ucx };
         environment.topology = environment.topology_file(root, below);
         environment
     }
@@ -344,6 +349,32 @@ fn home_of(root: &Root, below: &str, user: &str) -> Option<String> {
     let mut users = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
     let user = users.find(|fields| [0, 2].iter().any(|at| fields.get(*at) == Some(&user)))?;
     user.get(5).filter(|home| !home.is_empty()).map(|home| (*home).to_owned())
+}
+
+/// The name of the library that NCCL looks for, and folders of the system in which the linker finds it.
+const PLUGIN: &str = "libnccl-net.so";
+const LIBRARIES: [&str; 8] = [
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+];
+/// The folder whose files name other folders of the linker's.
+pub const LINKER: &str = "/etc/ld.so.conf.d";
+
+/// Returns the network plugin that the linker finds for NCCL. Those of Amazon's are judged by themselves.
+pub fn nccl_plugin(root: &Root, below: &str, paths: &str) -> Option<String> {
+    let files = root.names(&format!("{below}{LINKER}")).into_iter();
+    let texts = files.filter_map(|file| root.text(&format!("{below}{LINKER}/{file}")).ok());
+    let configured: Vec<String> = texts.flat_map(|text| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>()).collect();
+    let named = paths.split(':').map(str::to_owned).chain(configured).filter(|folder| folder.starts_with('/'));
+    let mut all = named.chain(LIBRARIES.map(str::to_owned)).map(|folder| format!("{folder}/{PLUGIN}"));
+    let file = all.find(|file| root.exists(&format!("{below}{file}")))?;
+    (!consumer::OFI_PLUGINS.contains(&file.as_str())).then_some(file)
 }
 
 /// Reads `NAME=VALUE`.

@@ -20,7 +20,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Lists the places where Amazon's installer puts its plugin of NCCL.
-const OFI_PLUGINS: [&str; 4] = [
+pub const OFI_PLUGINS: [&str; 4] = [
     "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so",
     "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu/libnccl-net.so",
     "/opt/amazon/ofi-nccl/lib64/libnccl-net.so",

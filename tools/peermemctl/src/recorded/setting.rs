@@ -6,7 +6,7 @@ use crate::doctor::batch::{is_adopted, is_of_slurm, Batch, ADOPTED};
 use crate::doctor::devices::{has_own_dev, selinux_type, CONTEXT};
 use crate::doctor::hardware::WSL;
 use crate::doctor::limits::SESSION;
-use crate::environment::Environment;
+use crate::environment::{Environment, LINKER};
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia::{self, CAP, MIG_MINORS};
@@ -117,6 +117,16 @@ impl Recorder<'_> {
         if let Some(file) = environment.nccl("NCCL_TOPO_FILE").map(|given| given.value.to_owned()) {
             if let Ok(text) = self.root.text(&file) {
                 self.text(&file, &topology_file::without_ids(&text));
+            }
+        }
+        if let Some(file) = &environment.nccl_plugin {
+            self.existence(file);
+            let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
+            for list in self.root.names(LINKER) {
+                let list = format!("{LINKER}/{list}");
+                if self.root.text(&list).is_ok_and(|text| text.lines().any(|line| line.trim() == folder)) {
+                    self.lines(&list, |line| line.trim() == folder);
+                }
             }
         }
         for folder in ["/run/nvidia/driver", "/run/mellanox/drivers"] {
