@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 471] = [
+static CASES: [Case; 473] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -1791,6 +1791,8 @@ static CASES: [Case; 471] = [
     // Files that have NCCL do otherwise.
     case("public-nccl-plugin-of-system", (0, 0), &["NCCL: GPUDirect by default: unknown", "libnccl-net.so by itself"], &["NCCL: GPUDirect by default: yes"]),
     case("public-nccl-conf-crlf", (1, 0), &["NCCL_IB_HCA=mlx5_0<CR> of /etc/nccl.conf takes mlx5_0 away", "take the carriage returns out of /etc/nccl.conf"], &["NCCL: GPUDirect by default: yes"]),
+    case("public-pod-other-network", (1, 0), &["no NIC that this container was given has a GID in this network namespace"], &["on the PCI bus cannot be read"]),
+    case("public-gvisor", (3, 2), &["whether there is a GPU cannot be told"], &["fix:", "modprobe"]),
 ];
 
 #[test]
