@@ -14,17 +14,8 @@ use std::ffi::OsString;
 pub type Variables = BTreeMap<String, String>;
 
 /// The beginnings of the names of variables by which verdicts go.
-pub const OURS: [&str; 9] = [
-    "NCCL_",
-    "UCX_",
-    "NVSHMEM_",
-    "FI_",
-    "MC_",
-    "OMPI_MCA_",
-    "WITH_NVIDIA_PEERMEM",
-    consumer::VISIBLE,
-    consumer::ORDER,
-];
+pub const OURS: [&str; 9] =
+    ["NCCL_", "UCX_", "NVSHMEM_", "FI_", "MC_", "OMPI_MCA_", "WITH_NVIDIA_PEERMEM", consumer::VISIBLE, consumer::ORDER];
 
 /// The environment that is meant if nobody names another.
 const OWN: &str = "this shell";
@@ -370,7 +361,8 @@ pub const LINKER: &str = "/etc/ld.so.conf.d";
 pub fn nccl_plugin(root: &Root, below: &str, paths: &str) -> Option<String> {
     let files = root.names(&format!("{below}{LINKER}")).into_iter();
     let texts = files.filter_map(|file| root.text(&format!("{below}{LINKER}/{file}")).ok());
-    let configured: Vec<String> = texts.flat_map(|text| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>()).collect();
+    let configured: Vec<String> =
+        texts.flat_map(|text| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>()).collect();
     let named = paths.split(':').map(str::to_owned).chain(configured).filter(|folder| folder.starts_with('/'));
     let mut all = named.chain(LIBRARIES.map(str::to_owned)).map(|folder| format!("{folder}/{PLUGIN}"));
     let file = all.find(|file| root.exists(&format!("{below}{file}")))?;

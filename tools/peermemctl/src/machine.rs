@@ -92,7 +92,9 @@ impl NoContext {
         match self {
             Self::Excluded => "is excluded (NVreg_ExcludedGpus of nvidia.ko), so that no program can open it",
             Self::WithoutInstance => "has MIG on and no instance that CUDA finds, so that no program can use it",
-            Self::InstanceNotGiven => "has MIG on, and this process may open no instance of it in /dev/nvidia-caps, so that CUDA finds none",
+            Self::InstanceNotGiven => {
+                "has MIG on, and this process may open no instance of it in /dev/nvidia-caps, so that CUDA finds none"
+            }
             Self::Prohibited => "is in compute mode Prohibited, in which CUDA makes no context on it",
         }
     }
@@ -243,7 +245,8 @@ impl<'a> Machine<'a> {
             None
         } else if self.is_mig(gpu) && self.has_mig_device(gpu) == Some(false) {
             Some(NoContext::WithoutInstance)
-        } else if self.is_mig(gpu) && self.was_given_gpu(gpu) != Some(false) && self.instances_not_given(gpu).is_some() {
+        } else if self.is_mig(gpu) && self.was_given_gpu(gpu) != Some(false) && self.instances_not_given(gpu).is_some()
+        {
             Some(NoContext::InstanceNotGiven)
         } else {
             (mode() == Some("Prohibited")).then_some(NoContext::Prohibited)

@@ -38,7 +38,9 @@ pub fn run(machine: &Machine, wanted: &Wanted) -> Result<Selftest> {
     let chosen = select::gpu(machine, wanted.gpu.unwrap_or("0"))?;
     let rdma = match wanted.nic {
         Some(name) => select::nic(machine, name)?,
-        None => rdma::to_use(&machine.rdma).context("no RDMA device has an active port; peermemctl doctor says more")?,
+        None => {
+            rdma::to_use(&machine.rdma).context("no RDMA device has an active port; peermemctl doctor says more")?
+        }
     };
     let port = rdma.port().with_context(|| format!("{} has no port", rdma.name))?;
     let address = PortAddress::read(machine.root, &rdma.name, &port.number)?;

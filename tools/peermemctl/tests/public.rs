@@ -2154,8 +2154,7 @@ fn a_command_line_is_judged_by_the_files_that_its_program_reads() {
     let reset = one(&[("etc/sudoers", sudoers)]);
     let plugin = one(&[("opt/hpcx/ncclnet_plugin/lib/libnccl-net.so", b"x")]);
     let folder = one(&[("work/ucx.conf", b"UCX_TLS=tcp\n")]);
-    let lists =
-        one(&[("a.env", b"NCCL_IB_DISABLE=1\n"), ("b.env", b"NCCL_IB_DISABLE=0\n"), ("etc/passwd", b"")]);
+    let lists = one(&[("a.env", b"NCCL_IB_DISABLE=1\n"), ("b.env", b"NCCL_IB_DISABLE=0\n"), ("etc/passwd", b"")]);
     let nccl_conf = changed("public-nccl-conf", &[]);
     let ucx_conf = changed("public-ucx-conf", &[]);
     let plain = one(&[]);
@@ -2244,7 +2243,11 @@ fn the_variable_that_picks_gpus_is_read_as_cuda_does() {
         ("public-container-one-of-eight", "env CUDA_VISIBLE_DEVICES=3 ./t", "leaves it no GPU"),
         ("public-container-one-of-eight", "env CUDA_VISIBLE_DEVICES=0 ./t", ": yes"),
         ("public-slurm-one-of-eight", "env CUDA_VISIBLE_DEVICES=3 ./t", "leaves it no GPU"),
-        ("public-mixed-gpus", "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1 ./t", ": no, because GPU 0000:3b:00.0"),
+        (
+            "public-mixed-gpus",
+            "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1 ./t",
+            ": no, because GPU 0000:3b:00.0",
+        ),
         ("public-mixed-gpus", "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2 ./t", ": yes, GPU 0000:4c:00.0"),
         ("public-mixed-gpus", "env CUDA_VISIBLE_DEVICES=1 ./t", ": unknown, CUDA_VISIBLE_DEVICES=1 names some"),
         ("public-mixed-gpus", "env CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 ./t", ": yes"),

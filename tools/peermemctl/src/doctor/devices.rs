@@ -2,8 +2,8 @@
 //! A part of section 9: whether this process may open the nodes of GPUs and NICs, and who keeps it from that.
 
 use super::batch::{is_of_slurm, Batch};
-use super::runtime::Runtime;
 use super::limits::{is_root, may_override_modes};
+use super::runtime::Runtime;
 use crate::check::Check;
 use crate::machine::Machine;
 use crate::nvidia;
@@ -66,12 +66,17 @@ impl Unit {
     pub fn with(&self, lines: &[String]) -> String {
         let (name, all) = (&self.name, lines.join(" and "));
         if self.is_of_jupyter() {
-            return format!("{all} by c.SystemdSpawner.unit_extra_properties in jupyterhub_config.py, then start that server again");
+            return format!(
+                "{all} by c.SystemdSpawner.unit_extra_properties in jupyterhub_config.py, then start that server again"
+            );
         }
         if self.is_transient {
             let options: Vec<String> = lines.iter().map(|line| format!("-p '{line}'")).collect();
             let scope = if self.is_scope() { " --scope" } else { "" };
-            return format!("{name} is gone when it ends: start it again with systemd-run{scope} {}", options.join(" "));
+            return format!(
+                "{name} is gone when it ends: start it again with systemd-run{scope} {}",
+                options.join(" ")
+            );
         }
         format!("{all} in {name} (systemctl edit {name}), then restart it")
     }
@@ -127,7 +132,8 @@ impl Giver {
             () => Batch::of(folder).map(Self::Batch),
         };
         let of_line = |line: &str| line.rsplit('/').find_map(of_folder);
-        let is_of_devices = |line: &&str| line.split(':').nth(1).is_some_and(|of| of.split(',').any(|of| of == "devices"));
+        let is_of_devices =
+            |line: &&str| line.split(':').nth(1).is_some_and(|of| of.split(',').any(|of| of == "devices"));
         cgroup.lines().find(is_of_devices).and_then(of_line).or_else(|| cgroup.lines().find_map(of_line))
     }
 
@@ -229,7 +235,8 @@ pub fn gives_missing(machine: &Machine, nodes: Nodes) -> Option<String> {
     Some(match (&giver, nodes) {
         (Giver::Service(unit), _) if is_without_devices(machine) => match unit {
             Some(unit) if unit.is_of_jupyter() => {
-                "c.SystemdSpawner.isolate_devices = False in jupyterhub_config.py, then start that server again".to_owned()
+                "c.SystemdSpawner.isolate_devices = False in jupyterhub_config.py, then start that server again"
+                    .to_owned()
             }
             _ => in_unit(unit.as_ref(), &["PrivateDevices=no".to_owned()]),
         },

@@ -442,12 +442,7 @@ fn nodes(machine: &Machine) -> Option<Check> {
         );
     }
     (!has_common).then(|| {
-        Check::fail(
-            "gpus.nodes",
-            "/dev/nvidiactl is missing: no program can use a GPU",
-            give(),
-        )
-        .seen("/dev/nvidiactl")
+        Check::fail("gpus.nodes", "/dev/nvidiactl is missing: no program can use a GPU", give()).seen("/dev/nvidiactl")
     })
 }
 

@@ -480,7 +480,9 @@ fn no_device(machine: &Machine) -> Check {
         }
         if setting.rdma_by_namespace {
             let here = by_namespace(machine, nic);
-            let why = format!("RDMA devices are seen only in the network namespace that has them (ib_core netns_mode=N): {here}");
+            let why = format!(
+                "RDMA devices are seen only in the network namespace that has them (ib_core netns_mode=N): {here}"
+            );
             return Check::skip(ID, format!("{what}. {why}")).seen(seen).seen(BY_NAMESPACE);
         }
         let fix = format!(

@@ -38,12 +38,7 @@ type Words<'a> = std::iter::Peekable<std::slice::Iter<'a, String>>;
 impl<'a> Launched<'a> {
     /// Reads a command line that is started with these variables and in this folder. On this machine, files tell
     /// which of its words are no programs.
-    pub fn read(
-        root: &'a Root,
-        variables: BTreeMap<String, String>,
-        folder: Option<String>,
-        words: &[String],
-    ) -> Self {
+    pub fn read(root: &'a Root, variables: BTreeMap<String, String>, folder: Option<String>, words: &[String]) -> Self {
         let not_understood = Vec::new();
         let mut launched = Self { variables, not_understood, user: None, folder, is_elsewhere: false, root };
         launched.command(words, 0);
@@ -334,7 +329,8 @@ impl<'a> Launched<'a> {
         let start = name.split('_').next().unwrap_or(name);
         std::iter::once("/etc/sudoers".to_owned()).chain(files).any(|file| match self.root.text(&file) {
             Ok(text) => text.lines().filter(|line| !line.trim_start().starts_with('#')).any(|line| {
-                line.contains("!env_reset") || line.contains("env_keep") && (line.contains(start) || line.contains("\"*"))
+                line.contains("!env_reset")
+                    || line.contains("env_keep") && (line.contains(start) || line.contains("\"*"))
             }),
             Err(missing) => missing == Missing::Denied,
         })
@@ -664,8 +660,13 @@ impl<'a> Launched<'a> {
             }
             let given = words.get(1).map_or("", String::as_str);
             if first == "cd" {
-                self.enter(given);
-            } else if first == "ulimit" && given.contains('l') && words.last().is_none_or(|limit| limit != "unlimited") {
+                match given {
+                    "" => self.folder = self.variables.get("HOME").cloned(),
+                    "-" => self.folder = None,
+                    folder => self.enter(folder),
+                }
+            } else if first == "ulimit" && given.contains('l') && words.last().is_none_or(|limit| limit != "unlimited")
+            {
                 self.note(&format!("{shell} -c with {}", words.join(" ")));
             } else if first == "export" && given == "-n" {
                 for word in words.iter().skip(2) {
@@ -715,8 +716,23 @@ const FILES: [&str; 3] = ["nccl.conf", "ucx.conf", "mca-params.conf"];
 /// Returns whether a program of this name starts others, with variables that are not its own.
 pub fn starts_others(name: &str) -> bool {
     const LAUNCHERS: [&str; 17] = [
-        "sudo", "doas", "mpirun", "mpiexec", "orterun", "prterun", "mpiexec.hydra", "mpirun_rsh", "srun", "docker",
-        "podman", "nerdctl", "apptainer", "singularity", "kubectl", "slurmstepd", "prted",
+        "sudo",
+        "doas",
+        "mpirun",
+        "mpiexec",
+        "orterun",
+        "prterun",
+        "mpiexec.hydra",
+        "mpirun_rsh",
+        "srun",
+        "docker",
+        "podman",
+        "nerdctl",
+        "apptainer",
+        "singularity",
+        "kubectl",
+        "slurmstepd",
+        "prted",
     ];
     LAUNCHERS.contains(&name) || FOREIGN.contains(&name) || SHELLS.contains(&name)
 }

@@ -208,8 +208,20 @@ pub(super) const WRAPPERS: [Wrapper; 16] = [
     wrapper(
         "numactl",
         &[
-            "-N", "-m", "-C", "-i", "-p", "-P", "-w", "--cpunodebind", "--membind", "--physcpubind", "--interleave",
-            "--preferred", "--preferred-many", "--weighted-interleave",
+            "-N",
+            "-m",
+            "-C",
+            "-i",
+            "-p",
+            "-P",
+            "-w",
+            "--cpunodebind",
+            "--membind",
+            "--physcpubind",
+            "--interleave",
+            "--preferred",
+            "--preferred-many",
+            "--weighted-interleave",
         ],
         &["-l", "--localalloc", "-b", "--balancing", "-a", "--all"],
         0,
@@ -226,16 +238,40 @@ pub(super) const WRAPPERS: [Wrapper; 16] = [
     wrapper(
         "strace",
         &["-e", "-o", "-s", "-u", "-a", "-O", "-S", "-P", "-b", "-I", "-X", "--output", "--trace", "--string-limit"],
-        &["-f", "-ff", "-c", "-C", "-d", "-D", "-i", "-k", "-n", "-N", "-q", "-qq", "-r", "-t", "-tt", "-ttt", "-T", "-v", "-w", "-x", "-xx", "-y", "-yy", "-z", "-Z"],
+        &[
+            "-f", "-ff", "-c", "-C", "-d", "-D", "-i", "-k", "-n", "-N", "-q", "-qq", "-r", "-t", "-tt", "-ttt", "-T",
+            "-v", "-w", "-x", "-xx", "-y", "-yy", "-z", "-Z",
+        ],
         0,
     ),
     // Its verb, and then options.
     wrapper(
         "nsys",
         &[
-            "-o", "-t", "-s", "-c", "-f", "-w", "-y", "-d", "-x", "-b", "--output", "--trace", "--sample",
-            "--capture-range", "--force-overwrite", "--show-output", "--delay", "--duration", "--stop-on-exit",
-            "--backtrace", "--stats", "--gpu-metrics-devices", "--cudabacktrace", "--session-new",
+            "-o",
+            "-t",
+            "-s",
+            "-c",
+            "-f",
+            "-w",
+            "-y",
+            "-d",
+            "-x",
+            "-b",
+            "--output",
+            "--trace",
+            "--sample",
+            "--capture-range",
+            "--force-overwrite",
+            "--show-output",
+            "--delay",
+            "--duration",
+            "--stop-on-exit",
+            "--backtrace",
+            "--stats",
+            "--gpu-metrics-devices",
+            "--cudabacktrace",
+            "--session-new",
         ],
         &[],
         1,
@@ -244,13 +280,28 @@ pub(super) const WRAPPERS: [Wrapper; 16] = [
 
 /// Names of commands which, among the arguments of a command that is not known, tell that it starts them.
 pub(super) const COMMANDS: [&str; 18] = [
-    "env", "sudo", "mpirun", "mpiexec", "srun", "numactl", "taskset", "timeout", "nsys", "docker", "podman",
-    "apptainer", "singularity", "kubectl", "ssh", "deepspeed", "accelerate", "nohup",
+    "env",
+    "sudo",
+    "mpirun",
+    "mpiexec",
+    "srun",
+    "numactl",
+    "taskset",
+    "timeout",
+    "nsys",
+    "docker",
+    "podman",
+    "apptainer",
+    "singularity",
+    "kubectl",
+    "ssh",
+    "deepspeed",
+    "accelerate",
+    "nohup",
 ];
 
 /// The ends of the names of files that describe a job, or a list of commands.
-pub(super) const JOBS: [&str; 10] =
-    ["sub", "pbs", "cmd", "job", "slurm", "sbatch", "lsf", "swarm", "submit", "jdf"];
+pub(super) const JOBS: [&str; 10] = ["sub", "pbs", "cmd", "job", "slurm", "sbatch", "lsf", "swarm", "submit", "jdf"];
 
 /// Files in which Open MPI finds its parameters, as `NAME = VALUE`.
 pub(super) const OPEN_MPI: &str = "/etc/openmpi/openmpi-mca-params.conf";
@@ -271,18 +322,8 @@ pub(super) const MPI_HOSTS: [&str; 10] = [
 ];
 
 /// Long options of sudo that take a word, and those that take none.
-pub(super) const SUDO_WORDS: [&str; 10] = [
-    "chdir",
-    "chroot",
-    "close-from",
-    "command-timeout",
-    "group",
-    "host",
-    "other-user",
-    "prompt",
-    "role",
-    "type",
-];
+pub(super) const SUDO_WORDS: [&str; 10] =
+    ["chdir", "chroot", "close-from", "command-timeout", "group", "host", "other-user", "prompt", "role", "type"];
 pub(super) const SUDO_FLAGS: [&str; 9] = [
     "askpass",
     "background",

@@ -178,8 +178,7 @@ impl Recorder<'_> {
         }
         let closed = device_nodes(self.root).into_iter().map(|path| (self.root.forbidden(&path), path));
         let closed = closed.chain(caps.into_iter().map(|path| (self.root.forbidden_to_read(&path), path)));
-        let forbidden: String =
-            closed.filter_map(|(why, path)| Some(format!("{} {path}\n", why?.text()))).collect();
+        let forbidden: String = closed.filter_map(|(why, path)| Some(format!("{} {path}\n", why?.text()))).collect();
         if !forbidden.is_empty() {
             self.text(&format!("{TOOLS}/{FORBIDDEN}"), &forbidden);
         }

@@ -12,8 +12,8 @@ use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia::{self, CAP, MIG_MINORS};
 use crate::setting::{
     container_of, root_options, Setting, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY,
-    ENROOT, KATA_FILES, KATA_UNIT, MOUNTS, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
-    TRANSACTIONAL_UPDATE, XEN,
+    ENROOT, KATA_FILES, KATA_UNIT, MOUNTS, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT,
+    SYSTEMD, TDX_FLAG, TRANSACTIONAL_UPDATE, XEN,
 };
 use crate::topology_file;
 
@@ -206,9 +206,8 @@ impl Recorder<'_> {
             self.script(&script);
         }
         let words = self.root.line(modprobe::COMMAND_LINE).unwrap_or_default();
-        let is_kept = |word: &&str| {
-            modprobe::is_list_of(word, NAME) || word.starts_with("nvidia.NVreg_") || *word == KATA_UNIT
-        };
+        let is_kept =
+            |word: &&str| modprobe::is_list_of(word, NAME) || word.starts_with("nvidia.NVreg_") || *word == KATA_UNIT;
         let lists: Vec<&str> = words.split_ascii_whitespace().filter(is_kept).collect();
         if !lists.is_empty() {
             self.text(modprobe::COMMAND_LINE, &format!("{}\n", lists.join(" ")));

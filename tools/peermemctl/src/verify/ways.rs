@@ -144,7 +144,10 @@ pub fn run(
                     }
                     _ if !nic.can_connect() => VerifyWay::skipped(
                         way,
-                        format!("{NOT_TRIED}: no active port of {} has a GID: give its network interface an address", nic.name),
+                        format!(
+                            "{NOT_TRIED}: no active port of {} has a GID: give its network interface an address",
+                            nic.name
+                        ),
                     ),
                     (_, Ok(opened), _) if way != Way::PeerMemory && !opened.has_dma_buf() => {
                         VerifyWay::skipped(way, format!("{NOT_TRIED}: the GPU driver does not offer dma-bufs"))
