@@ -225,7 +225,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "gpus.context",
         "Whether CUDA makes a context on each GPU that nvidia.ko has.",
-        "It does not on one that is excluded (NVreg_ExcludedGpus), has MIG on and no instance, or is in compute mode Prohibited, whatever way a program takes.",
+        "It does not on one that is excluded (NVreg_ExcludedGpus), has MIG on and no instance, or none whose nodes in /dev/nvidia-caps this process may open, or is in compute mode Prohibited, whatever way a program takes.",
     ),
     entry(
         "gpus.recovery",
@@ -235,7 +235,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "gpus.nodes",
         "Whether /dev/nvidiactl exists, and in a container /dev/nvidia-uvm.",
-        "CUDA opens both; a container without the first has no GPU.",
+        "CUDA opens both; a container without the first has no GPU, and a service with PrivateDevices= neither.",
     ),
     entry(
         "gpus.dma_buf",

@@ -196,6 +196,35 @@ pub fn mig_folder(root: &Root, address: &str) -> Option<String> {
     Some(format!("/proc/driver/nvidia/capabilities/gpu{}/mig", minor(root, address)?))
 }
 
+/// The file that has the minor number of each capability's node: `gpu0/gi1/ci0/access 13`. It has those of instances
+/// that were not made, too.
+pub const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
+/// The folder of these nodes, and the beginning of their names.
+pub const CAPS: &str = "/dev/nvidia-caps";
+pub const CAP: &str = "nvidia-cap";
+
+/// Returns the nodes that a program opens to use a MIG instance of the GPU at `address`, for each instance with a
+/// compute instance that was made: that of the first and that of the second.
+pub fn mig_nodes(root: &Root, address: &str) -> Vec<[String; 2]> {
+    let (Some(folder), Some(gpu)) = (mig_folder(root, address), minor(root, address)) else { return Vec::new() };
+    let minors = root.text_once(MIG_MINORS).unwrap_or_default();
+    let node = |capability: String| {
+        let number = minors.lines().find_map(|line| line.strip_prefix(&capability)?.strip_prefix(' '))?;
+        Some(format!("{CAPS}/{CAP}{}", number.trim()))
+    };
+    let named = |folder: &str, start: &str| {
+        root.names(folder).into_iter().filter(|name| name.starts_with(start)).collect::<Vec<_>>()
+    };
+    let of_instance = |gi: String| {
+        let all = named(&format!("{folder}/{gi}"), "ci").into_iter();
+        let nodes = all.filter_map(|ci| {
+            Some([node(format!("gpu{gpu}/{gi}/access"))?, node(format!("gpu{gpu}/{gi}/{ci}/access"))?])
+        });
+        nodes.collect::<Vec<_>>()
+    };
+    named(&folder, "gi").into_iter().flat_map(of_instance).collect()
+}
+
 /// The arguments with which `nvidia-smi` is asked for everything at once.
 pub const SMI: &[&str] = &["-q"];
 

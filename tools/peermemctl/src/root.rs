@@ -262,12 +262,21 @@ impl Root {
     /// Returns why this process may not open a file to read and write, as the kernel would answer.
     /// Nothing is opened.
     pub fn forbidden(&self, path: &str) -> Option<Forbidden> {
+        self.forbidden_for(path, Access::READ_OK | Access::WRITE_OK)
+    }
+
+    /// Returns why a node may not be opened to read it alone.
+    pub fn forbidden_to_read(&self, path: &str) -> Option<Forbidden> {
+        self.forbidden_for(path, Access::READ_OK)
+    }
+
+    fn forbidden_for(&self, path: &str, access: Access) -> Option<Forbidden> {
         if !self.live {
             let rows = self.text(&format!("{TOOLS}/{FORBIDDEN}")).unwrap_or_default();
             let (why, _) = rows.lines().filter_map(|row| row.split_once(' ')).find(|(_, file)| *file == path)?;
             return Forbidden::ALL.into_iter().find(|forbidden| forbidden.text() == why);
         }
-        match rustix::fs::access(self.at(path), Access::READ_OK | Access::WRITE_OK) {
+        match rustix::fs::access(self.at(path), access) {
             Err(Errno::PERM) => Some(Forbidden::ByCgroup),
             Err(Errno::ACCESS) => Some(Forbidden::ByMode),
             _ => None,

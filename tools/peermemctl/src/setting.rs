@@ -5,7 +5,7 @@ use crate::facts;
 use crate::kernel;
 use crate::log_words::ENCRYPTION;
 use crate::machine::Machine;
-use crate::modprobe;
+use crate::modprobe::COMMAND_LINE;
 use crate::module_file::{self, ModuleFile};
 use crate::nvidia;
 use crate::pci::Device;
@@ -240,6 +240,9 @@ pub struct Setting {
     pub has_boot_entries: bool,
     /// Whether RDMA devices are seen only in the network namespace that has them.
     pub rdma_by_namespace: bool,
+    /// Whether this container has a virtual machine of its own, made by Kata Containers: the kernel is the guest's, and
+    /// that of the host is another one.
+    pub kata: bool,
     /// Whether this is a Tegra (Jetson, IGX Orin): its own GPU shares the CPU's memory.
     pub tegra: bool,
 }
@@ -248,6 +251,9 @@ impl Setting {
     /// Reads the kind of machine.
     pub fn look(root: &Root) -> Self {
         let (container, namespaces) = container(root);
+        let kata = kata(root);
+        // Nothing but a pod runs in such a guest.
+        let container = container.or_else(|| kata.clone());
         // In a container that file is of its own image.
         let release = root.text(OS_RELEASE).ok().filter(|_| container.is_none());
         let by_program = || if container.is_none() { fixed_by_program(root) } else { None };
@@ -264,7 +270,8 @@ impl Setting {
             has_boot_entries: container.is_none() && root.exists(KERNEL_COMMAND_LINE),
             distribution: release.as_deref().and_then(|release| field(release, "ID=")).map(str::to_owned),
             architecture: architecture(root),
-            virtual_machine: virtual_machine(root),
+            virtual_machine: virtual_machine(root).or_else(|| kata.clone()),
+            kata: kata.is_some(),
             container,
             namespaces,
             // With a driver of the host, the GPU Operator may have that folder all the same, or have left it.
@@ -376,6 +383,9 @@ impl Setting {
             };
             words.push(format!("in a container ({seen}){own}"));
         }
+        if self.kata {
+            words.push("the virtual machine is this pod's own, made by Kata Containers".to_owned());
+        }
         words.push(match (self.driver_container, self.ofed_container) {
             (true, true) => "nvidia.ko and the RDMA core come from containers".to_owned(),
             (true, false) => "nvidia.ko comes from a container".to_owned(),
@@ -421,10 +431,7 @@ impl Setting {
                 "{name} is an image that is not changed in place: {or}have the image bring the module; where it lets containers load modules, packaging/container of this project builds one"
             );
         }
-        match &self.container {
-            Some(_) => "on the host, not in this container: in this project's folder: make && make install".to_owned(),
-            None => "in this project's folder: make && make install".to_owned(),
-        }
+        self.on_host("in this project's folder: make && make install")
     }
 
     /// Returns what brings the module back on a node whose modules come from containers.
@@ -564,6 +571,10 @@ impl Setting {
     /// Returns what to do before `command`, which changes the host's kernel.
     pub fn on_host(&self, command: &str) -> String {
         match &self.container {
+            // The host has given its GPU away, and has another kernel.
+            Some(_) if self.kata => format!(
+                "this pod has a virtual machine of its own (Kata Containers), and nothing on the host changes its kernel: have the image of that guest, or kernel_modules and kernel_params of the runtime's configuration, bring what this says: {command}"
+            ),
             Some(_) => format!("on the host, not in this container: {command}"),
             None => self.by_boot_loader(command),
         }
@@ -593,12 +604,17 @@ pub const TDX_FLAG: &str = "tdx_guest";
 
 /// The folder that Apptainer and Singularity put into each container.
 pub const APPTAINER: &str = "/.singularity.d";
+/// The script that each container of Enroot is started with.
+pub const ENROOT: &str = "/etc/rc";
 /// Words in the names of containers' control groups.
-const CGROUPS: [&str; 10] = [
+const CGROUPS: [&str; 12] = [
     "kubepods",
     "/docker/",
     "docker-",
     "libpod-",
+    "nerdctl-",
+    // The namespace in which ctr makes containers.
+    "/default/",
     "/lxc/",
     "lxc.payload",
     "cri-containerd",
@@ -785,6 +801,22 @@ fn virtual_machine(root: &Root) -> Option<String> {
         .then(|| "flag hypervisor in /proc/cpuinfo".to_owned())
 }
 
+/// The unit that systemd starts in a guest of Kata Containers, and the name of the file system that the guest has
+/// its containers' files from.
+pub const KATA_UNIT: &str = "systemd.unit=kata-containers.target";
+pub const KATA_FILES: &str = "kataShared";
+
+/// Returns what says that this is a guest of Kata Containers, which has one pod.
+fn kata(root: &Root) -> Option<String> {
+    let words = root.line(COMMAND_LINE).unwrap_or_default();
+    if words.split_ascii_whitespace().any(|word| word == KATA_UNIT) {
+        return Some(format!("{KATA_UNIT} in {COMMAND_LINE}"));
+    }
+    let mounts = root.text(MOUNTS).unwrap_or_default();
+    let has_files = mounts.lines().any(|line| line.split_ascii_whitespace().next() == Some(KATA_FILES));
+    has_files.then(|| format!("{KATA_FILES} in {MOUNTS}"))
+}
+
 /// Returns what says that the memory of this virtual machine is encrypted, so that devices reach only what of it
 /// was opened for them.
 pub fn encrypted<'a>(root: &Root, mut log: impl Iterator<Item = &'a String>) -> Option<String> {
@@ -801,6 +833,12 @@ pub fn encrypted<'a>(root: &Root, mut log: impl Iterator<Item = &'a String>) -> 
     log.find(of_guest).map(|line| format!("kernel log: {line}"))
 }
 
+/// Returns whether this process is in the namespace of the first process, `None` where that cannot be read.
+pub fn is_in_first(root: &Root, name: &str) -> Option<bool> {
+    let of = |pid: &str| root.link_name(&format!("/proc/{pid}/ns/{name}"));
+    Some(of("1")? == of("self")?)
+}
+
 /// Returns what says that this is a container, and its namespaces that are not the initial ones.
 fn container(root: &Root) -> (Option<String>, Vec<String>) {
     let mut namespaces = Vec::new();
@@ -811,13 +849,9 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
     if !map.is_empty() && !map.split_ascii_whitespace().eq(["0", "0", "4294967295"]) {
         namespaces.push("user".to_owned());
     }
-    let same = |name: &str| {
-        let of = |pid: &str| root.link_name(&format!("/proc/{pid}/ns/{name}"));
-        Some(of("1")? == of("self")?)
-    };
     for name in ["net", "mnt"] {
         // A service of systemd may have a mount namespace of its own; only the first counts alone.
-        if same(name) == Some(false) && (name == "net" || !namespaces.is_empty()) {
+        if is_in_first(root, name) == Some(false) && (name == "net" || !namespaces.is_empty()) {
             namespaces.push(name.to_owned());
         }
     }
@@ -826,7 +860,10 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
     let seen = files.iter().find(|path| root.exists(path)).map(|path| format!("{path} exists"));
     let cgroup = root.text("/proc/self/cgroup").unwrap_or_default();
     let seen = seen.or_else(|| Some(format!("{} in /proc/self/cgroup", container_of(&cgroup)?.trim_matches('/'))));
-    let by_namespace = match namespaces.first().map(String::as_str) {
+    // A service of systemd may have such namespaces (PrivatePIDs=, PrivateUsers=), and so may a shell of a login.
+    let is_of_systemd =
+        root.exists(SYSTEMD) && ["/system.slice/", "/user.slice/"].iter().any(|slice| cgroup.contains(slice));
+    let by_namespace = match namespaces.first().map(String::as_str).filter(|_| !is_of_systemd) {
         Some("pid") => Some("its /proc is not of the initial pid namespace".to_owned()),
         // As Enroot, Charliecloud and rootless ones have it: nobody in there may load a module.
         Some("user") => Some("its user namespace is not the initial one (/proc/self/uid_map)".to_owned()),
@@ -883,7 +920,7 @@ impl GpuClass {
 impl Machine<'_> {
     /// Returns what has the IOMMU let addresses through.
     pub fn identity_iommu(&self) -> String {
-        let given = self.root.line(modprobe::COMMAND_LINE).unwrap_or_default();
+        let given = self.root.line(COMMAND_LINE).unwrap_or_default();
         let given = given.split_ascii_whitespace().find(|word| IDENTITY.contains(word));
         let fix = match (given, self.setting.architecture.as_deref()) {
             (Some(word), _) => format!(

@@ -183,8 +183,18 @@ fn unsure(environment: &Environment) -> Option<String> {
             ));
         }
     }
-    let plugin = environment.nccl("NCCL_NET_PLUGIN").filter(|given| !["", "none"].contains(&given.value))?;
-    Some(another(&plugin))
+    let is_named = |given: &Given| !["", "none"].contains(&given.value);
+    if let Some(given) = environment.nccl("NCCL_ENV_PLUGIN").filter(is_named) {
+        return Some(format!("{} is a plugin that sets variables, which is not judged here", given.words()));
+    }
+    match environment.nccl("NCCL_NET_PLUGIN") {
+        Some(plugin) => is_named(&plugin).then(|| another(&plugin)),
+        // Its own network has a name.
+        None if environment.nccl("NCCL_NET").is_some_and(|given| !given.value.is_empty()) => None,
+        None => environment.nccl_plugin.as_ref().map(|file| {
+            format!("NCCL takes the network plugin {file} by itself, which is not judged here: NCCL_NET_PLUGIN=none keeps it from that")
+        }),
+    }
 }
 
 /// Says of a variable that it names a plugin whose rule is not known.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 8: the way between GPUs and NICs.
 
-use super::devices::Giver;
+use super::devices::{self, Giver, Nodes};
 use super::{hardware, module, unload};
 use crate::check::{Check, Kind};
 use crate::machine::Machine;
@@ -28,8 +28,6 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
 
 /// Checks whether the device nodes are there that libibverbs opens.
 fn nodes(machine: &Machine) -> Option<Check> {
-    const CONTAINER: &str =
-        "start this container with --device=/dev/infiniband (Kubernetes: with what the RDMA device plugin offers)";
     let may_reach = |nic: &&RdmaDevice| {
         !(way::nic_asks_peers(machine, nic).is_no() && way::nic_takes_dma_buf(machine, nic).is_no())
     };
@@ -41,10 +39,8 @@ fn nodes(machine: &Machine) -> Option<Check> {
         let seen = "/dev/infiniband, ibdev in /sys/class/infiniband_verbs/uverbs*";
         let nodes =
             of_use.iter().filter_map(|nic| Some(format!("/dev/infiniband/{}", rdma::node(machine.root, &nic.name)?)));
-        let fix = match machine.setting.container {
-            Some(_) => CONTAINER.to_owned(),
-            None => giver.gives_nics(&nodes.collect::<Vec<_>>().join(", ")),
-        };
+        let nodes = nodes.collect::<Vec<_>>().join(", ");
+        let fix = devices::gives_missing(machine, Nodes::Nics).unwrap_or_else(|| giver.gives_nics(&nodes));
         return Some(Check::fail("fabric.nodes", message, fix).seen(seen));
     }
     let some = machine.root.names("/dev/infiniband").iter().any(|name| name.starts_with("uverbs"));
@@ -52,10 +48,7 @@ fn nodes(machine: &Machine) -> Option<Check> {
         Check::fail(
             "fabric.nodes",
             "there is an RDMA device, but no /dev/infiniband/uverbs*: no program can open it",
-            match machine.setting.container {
-                Some(_) => CONTAINER,
-                None => "modprobe ib_uverbs",
-            },
+            devices::gives_missing(machine, Nodes::Nics).unwrap_or_else(|| "modprobe ib_uverbs".to_owned()),
         )
         .seen("/dev/infiniband")
     })

@@ -585,6 +585,29 @@ pub fn with_own_way<'a>(machine: &'a Machine) -> Option<&'a Device> {
     machine.devices.iter().find(is_it)
 }
 
+/// Returns where the RDMA device of a NIC may be, which is not in the network namespace of this process. Whoever is
+/// in the first one may take it back from a pod that has ended; from elsewhere that ends the traffic of the host.
+fn by_namespace(machine: &Machine, nic: &Device) -> String {
+    const FIRST: &str = "nsenter --net=/proc/1/ns/net peermemctl doctor";
+    let of_unit = match Giver::of(machine) {
+        Giver::Service(unit) => format!(
+            "take PrivateNetwork=yes (or NetworkNamespacePath=) out of {}",
+            unit.as_ref().map_or("the unit of this service", |unit| unit.name.as_str())
+        ),
+        _ => "start the program there".to_owned(),
+    };
+    match setting::is_in_first(machine.root, "net") == Some(false) {
+        true => format!(
+            "this process is in another one than the host, which may be at work with it. Run this there: {FIRST}; so that programs reach it, {of_unit}, or give it to this namespace: rdma dev set DEVICE netns NAME"
+        ),
+        false => {
+            let driver = nic.driver.as_deref().unwrap_or("mlx5_core");
+            let address = &nic.address;
+            format!("run this in the pod; if the pod has ended, as root in the host's own network namespace: echo {address} > /sys/bus/pci/drivers/{driver}/unbind && echo {address} > /sys/bus/pci/drivers/{driver}/bind")
+        }
+    }
+}
+
 /// Google's virtual NIC.
 const GVNIC: (u16, u16) = (0x1ae0, 0x0042);
 
@@ -621,14 +644,12 @@ fn no_device(machine: &Machine) -> Check {
         if let Some(given_up) = given_up(machine, nic) {
             return Check::fail(ID, format!("{what}: {}", given_up.why), given_up.fix).seen(seen).seen(given_up.seen);
         }
-        let driver = nic.driver.as_deref().unwrap_or("mlx5_core");
-        let rebind = format!(
-            "if the pod has ended, echo {0} > /sys/bus/pci/drivers/{driver}/unbind && echo {0} > /sys/bus/pci/drivers/{driver}/bind",
-            nic.address
-        );
         if setting.rdma_by_namespace {
-            let why = "RDMA devices are seen only in the network namespace that has them (ib_core netns_mode=N): run this in the pod";
-            return Check::skip(ID, format!("{what}. {why}; {rebind}")).seen(seen).seen(BY_NAMESPACE);
+            let here = by_namespace(machine, nic);
+            let why = format!(
+                "RDMA devices are seen only in the network namespace that has them (ib_core netns_mode=N): {here}"
+            );
+            return Check::skip(ID, format!("{what}. {why}")).seen(seen).seen(BY_NAMESPACE);
         }
         let again =
             format!("dmesg | grep {module} says why it made no device; modprobe -r {module} && modprobe {module}");

@@ -48,6 +48,12 @@ fn file(machine: &Machine) -> Vec<Check> {
     if machine.file.is_none() && machine.setting.container.is_some() && !machine.root.exists(&list) {
         return vec![Check::skip(ID, "which module the host would load cannot be seen from this container").seen(list)];
     }
+    // A service with ProtectKernelModules= finds no file there at all.
+    let folder = kernel::modules_dir(release);
+    if machine.file.is_none() && !machine.setting.is_fixed() && machine.root.names(&folder).is_empty() {
+        let message = format!("whether nvidia-peermem.ko is installed cannot be read: nothing of {folder} is seen here, as in a service with ProtectKernelModules=yes");
+        return vec![Check::skip(ID, message).seen(folder)];
+    }
     let Some(file) = &machine.file else {
         return vec![match module_file::chosen(machine.root, release, NAME) {
             Some(path) => {

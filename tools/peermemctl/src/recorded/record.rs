@@ -15,7 +15,7 @@ use crate::log_words;
 use crate::machine::{NAME, PEERS, REGISTER};
 use crate::modprobe::{MODPROBE, MODULES_LOAD};
 use crate::module_file::{self, ModuleFile, PROVIDERS};
-use crate::nvidia::{LINES, LOST, PROTECTED, SMI};
+use crate::nvidia::{CAPS, LINES, LOST, PROTECTED, SMI};
 use crate::pci;
 use crate::rdma;
 use crate::root::{recorded_name, Root, FORBIDDEN, TOOLS};
@@ -180,10 +180,13 @@ impl Recorder<'_> {
         for name in self.root.names("/dev/infiniband") {
             self.existence(&format!("/dev/infiniband/{name}"));
         }
-        let forbidden: String = device_nodes(self.root)
-            .iter()
-            .filter_map(|path| Some(format!("{} {path}\n", self.root.forbidden(path)?.text())))
-            .collect();
+        let caps: Vec<String> = self.root.names(CAPS).into_iter().map(|name| format!("{CAPS}/{name}")).collect();
+        for path in &caps {
+            self.existence(path);
+        }
+        let closed = device_nodes(self.root).into_iter().map(|path| (self.root.forbidden(&path), path));
+        let closed = closed.chain(caps.into_iter().map(|path| (self.root.forbidden_to_read(&path), path)));
+        let forbidden: String = closed.filter_map(|(why, path)| Some(format!("{} {path}\n", why?.text()))).collect();
         if !forbidden.is_empty() {
             self.text(&format!("{TOOLS}/{FORBIDDEN}"), &forbidden);
         }
