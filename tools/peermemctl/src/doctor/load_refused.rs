@@ -53,7 +53,9 @@ fn not_installed(machine: &Machine, name: &str) -> Option<LoadRefused> {
     let by_maker = match name {
         "efa" => "Amazon's driver of EFAs (aws-efa-installer)",
         "erdma" => "Alibaba's driver of ERDMA",
-        "mlx5_ib" | "mlx4_ib" | "ib_uverbs" => "DOCA-OFED (package doca-ofed)",
+        "mlx5_ib" | "ib_uverbs" => "DOCA-OFED (package doca-ofed)",
+        // DOCA-OFED has no driver of theirs any more.
+        "mlx4_ib" => "MLNX_OFED 4.9, the last one for ConnectX-3",
         _ => "its maker's driver",
     };
     let fix = match (&setting.fixed_system, setting.distribution.as_deref()) {

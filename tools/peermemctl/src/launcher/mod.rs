@@ -10,6 +10,7 @@ use crate::root::{Missing, Root};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use tables::{
     Wrapper, APPTAINER_FLAGS, BUILTINS, COMMANDS, CONTAINER_FLAGS, FOREIGN, HARMLESS, JOBS, MPI_HOSTS, MPI_NONE,
     MPI_ONE, OPEN_MPI, OPEN_MPI_OF_USER, SRUN_FLAGS, SRUN_LONG_FLAGS, SRUN_LONG_WORDS, SRUN_WORDS, SUDO_FLAGS,
@@ -93,13 +94,17 @@ impl<'a> Launched<'a> {
         };
     }
 
-    /// Reads a file that a launcher is given.
-    fn text(&mut self, file: &str) -> String {
-        let path = match &self.folder {
+    /// Returns the path of a file that is named in the folder in which the program is started.
+    fn path(&self, file: &str) -> String {
+        match &self.folder {
             Some(folder) if !file.starts_with('/') => format!("{folder}/{file}"),
             _ => file.to_owned(),
-        };
-        self.root.text(&path).unwrap_or_else(|_| {
+        }
+    }
+
+    /// Reads a file that a launcher is given.
+    fn text(&mut self, file: &str) -> String {
+        self.root.text(&self.path(file)).unwrap_or_else(|_| {
             self.note(&format!("{file}, which cannot be read"));
             String::new()
         })
@@ -151,7 +156,7 @@ impl<'a> Launched<'a> {
         let sets = |word: &&&String| is_of_a_library(word) || mentions_a_library(word);
         if word.starts_with('-') {
             self.note(&format!("{word} in the place of a program"));
-        } else if is_named_as_script(name) || word.contains('/') && self.root.is_live() && is_script(word) {
+        } else if is_named_as_script(name) || word.contains('/') && self.root.is_live() && is_script(&self.path(word)) {
             self.note(&format!("the script {word}"));
         } else if let Some(verb) = verb_of_a_launcher(word, arguments) {
             self.elsewhere(&format!("{name} {verb}, which starts a program somewhere else"));
@@ -180,7 +185,10 @@ impl<'a> Launched<'a> {
         let before = std::iter::once("").chain(words.clone());
         let after = words.clone().skip(1).chain([""]);
         let mut all = before.zip(words.clone().zip(after));
-        let is_program = |word: &str| is_a_program(word) && !(self.root.is_live() && is_data(word));
+        // Where the command is, a file that is to be written is no program either.
+        let is_here = is_own && Path::new(&self.path(command)).exists();
+        let is_none = |path: &str| is_data(path) || is_here && !Path::new(path).exists();
+        let is_program = |word: &str| is_a_program(word) && !(self.root.is_live() && is_none(&self.path(word)));
         let found = all.find(|(before, (word, after))| match is_own {
             // A user's own program has values behind its options.
             true if before.starts_with('-') && *before != "--" && !before.contains('=') => false,
@@ -883,7 +891,7 @@ mod tests {
     fn read(line: &str) -> Launched<'static> {
         let own = [("OWN".to_owned(), "1".to_owned())].into_iter().collect();
         // Nothing is there.
-        let root = Box::leak(Box::new(Root::new(std::path::Path::new("/nonexistent"))));
+        let root = Box::leak(Box::new(Root::new(Path::new("/nonexistent"))));
         Launched::read(root, own, None, &split(line))
     }
 
@@ -1001,13 +1009,17 @@ mod tests {
         for (name, data) in [("data", true), ("input", true), ("train", false), ("nowhere", false)] {
             assert_eq!(is_data(path(name).to_str().unwrap()), data, "{name}");
         }
-        let app = |root: &str| {
-            // Tests run in the crate's folder.
-            let root = Root::new(std::path::Path::new(root));
-            Launched::read(&root, BTreeMap::new(), None, &split("env -i app ./src")).not_understood
+        let read = |root: &str, line: &str| {
+            let folder = Some(env!("CARGO_MANIFEST_DIR").to_owned());
+            Launched::read(&Root::new(Path::new(root)), BTreeMap::new(), folder, &split(line)).not_understood
         };
-        assert!(app("/").is_empty(), "{:?}", app("/"));
-        assert!(!app("/nonexistent").is_empty());
+        for line in ["env -i app ./src", "env -C tests ./public.rs ./trees", "./Cargo.toml ./nowhere"] {
+            assert!(read("/", line).is_empty(), "{:?}", read("/", line));
+            assert!(!read("/nonexistent", line).is_empty(), "{line}");
+        }
+        for line in ["./nowhere ./else", "app ./nowhere"] {
+            assert!(!read("/", line).is_empty(), "{line}");
+        }
     }
 
     #[test]
