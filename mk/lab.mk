@@ -22,7 +22,8 @@
 # ONLY= names boots, the first of their axes (debian-6.12/25.10), patterns (*/legacy/*), suites, and
 # in `make test` host, lint and packages. NVIDIA_C=1 loads NVIDIA's C module in place of ours:
 # driver 550's, from Debian. NVIDIA_SRC=dir takes the one in a driver's source instead, for example
-# /usr/src/nvidia-595.45.04; scenarios and bench take it, too.
+# /usr/src/nvidia-595.45.04, and that driver's own front; scenarios and bench take both, too.
+# NVIDIA_C=0 NVIDIA_SRC=dir loads ours on that front.
 
 .PHONY: demo test soak boots scenarios bench bench-docs bench-ways bench-ways-docs bench-cost bench-cold shell lab-build lab-clean lab-announce lab-bootstrap
 
@@ -44,7 +45,7 @@ endif
 # for the kernel.
 lab_env := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
 lab = $(lab_env) ci/lab.sh
-nvidia_c := $(if $(NVIDIA_C)$(NVIDIA_SRC),--nvidia-c)
+nvidia_c := $(if $(filter-out 0,$(or $(NVIDIA_C),$(NVIDIA_SRC))),--nvidia-c)
 
 # The kernel with Rust is built by tools that the others do not need.
 demo: packages-for = $(if $(filter own,$(KERNEL_CRATE)),,demo)

@@ -1,14 +1,20 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# What a hit costs (gpumr/examples/bench.rs), and through C (gpumr-c/examples/hits.rs): `bench.sh build
-# OUT` puts the programs into a folder, for a machine with a GPU; `bench.sh` builds and runs them here.
+# What a hit costs (gpumr/examples/bench.rs), and through libgpumr.so (gpumr-c/examples/hits.c):
+# `bench.sh build OUT` puts the programs and the library into a folder, for a machine with a GPU;
+# `bench.sh` builds and runs them here.
 set -eu
 cd "$(dirname "$0")"
 out=${2:-../build/bench}
-cargo build --quiet --release --locked -p gpumr -p gpumr-c --example bench --example hits
+cargo build --quiet --release --locked -p gpumr --example bench
+cargo build --quiet --release --locked -p gpumr-c
 mkdir -p "$out"
-cp "${CARGO_TARGET_DIR:-target}/release/examples/bench" "$out/cache-bench"
-cp "${CARGO_TARGET_DIR:-target}/release/examples/hits" "$out/cache-hits"
+release=${CARGO_TARGET_DIR:-target}/release
+cp "$release/examples/bench" "$out/cache-bench"
+cp "$release/libgpumr_c.so" "$out/libgpumr.so.1"
+# The program finds the library beside itself.
+${CC:-cc} -O2 -Wall -Wextra -Igpumr-c/include -o "$out/cache-hits" gpumr-c/examples/hits.c "$out/libgpumr.so.1" \
+	-Wl,-rpath,'$ORIGIN' -pthread -ldl
 if [ "${1:-}" != build ]; then
 	"$out/cache-bench"
 	"$out/cache-hits"

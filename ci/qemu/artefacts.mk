@@ -20,7 +20,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SUFFIXES:
 .SECONDEXPANSION:
-.PHONY: nvidia_front nvidia_front_newest chroot-bookworm $(shell sed -n 's/^\([a-z_][a-z0-9_.-]*\):.*/\1/p' $(lastword $(MAKEFILE_LIST)))
+.PHONY: nvidia_front nvidia_front_newest nvidia_front_users chroot-bookworm $(shell sed -n 's/^\([a-z_][a-z0-9_.-]*\):.*/\1/p' $(lastword $(MAKEFILE_LIST)))
 
 # LLVM= is for the lab's own kernels alone: a make below this one would link Debian's modules by
 # lld.
@@ -48,29 +48,34 @@ linux:
 	@$(keep) $(linux-tree) --in-place --verb fetch =$(LINUX) $(linux-patches) -- \
 		$(q)/fetch.sh linux $(LINUX) $(linux-patches)
 
+# NVIDIA's open driver, of which every file that is used was read or decides how others are compiled:
+# one checksum of all of them (fetch.sh).
+nvidia_c-sum := c9c1ab17fd379c03597cb1073afaf958ba6afd34b797a4a58378f6b77beeebeb
 nvidia_c-source:
-	@$(keep) sources/nvidia_c-source --in-place --verb fetch =550 -- $(q)/fetch.sh nvidia_c 550
+	@$(keep) sources/nvidia_c-source --in-place --verb fetch "=550 $(nvidia_c-sum)" -- $(q)/fetch.sh nvidia_c 550 $(nvidia_c-sum)
 
-# The files of NVIDIA's open driver that face the kernel. What each does was read at these checksums.
-# Two of them are the same in both releases.
-dma-sums := 172b38645433983a190f07b93ed430058838ddf15cf5aabdd70598fadbde2c58  nv-dma.c\n6be75ffb32778b79a4f58fa83a8d80e75d2765dcbbf0d3757b88626f40d4408a  nv-dmabuf.c
-nvidia_front-sums := b88eb1e2e95f4ab7dd61c5e4adaa7543dde6f578b5c31fc4d50f649852cfafb1  nv-p2p.c\n$(dma-sums)
+# Its files that face the kernel, with their headers and probes.
+nvidia_front-sum := 6090df0eee93029f12edf887aba93c0e89e4997621536d7d9bb3d162b034542a
 nvidia_front-source:
-	@$(keep) sources/nvidia_front-source --in-place --verb fetch "=550 $(nvidia_front-sums)" -- \
-		$(q)/fetch.sh nvidia_front 550 "$(nvidia_front-sums)"
+	@$(keep) sources/nvidia_front-source --in-place --verb fetch "=550 $(nvidia_front-sum)" -- \
+		$(q)/fetch.sh nvidia_front 550 $(nvidia_front-sum)
 
 # The newest that Debian has, in a suite from which nothing else is taken.
-nvidia_front_newest-sums := dc664f4eba259a002a9bca3b3dbc5acb31e6c517a60ca99af91c1bd3116e4940  nv-p2p.c\n$(dma-sums)
+nvidia_front_newest-sum := 0b2060e2ab57e3f5becc05c49fe678afe39d728d492b8dfe9931422fb71ff440
 nvidia_front_newest-source:
-	@$(keep) sources/nvidia_front_newest-source --in-place --verb fetch "=555 $(nvidia_front_newest-sums)" -- \
-		$(q)/fetch.sh nvidia_front 555 "$(nvidia_front_newest-sums)" experimental
+	@$(keep) sources/nvidia_front_newest-source --in-place --verb fetch "=555 $(nvidia_front_newest-sum)" -- \
+		$(q)/fetch.sh nvidia_front 555 $(nvidia_front_newest-sum) experimental
 
-# NVIDIA_SRC=<dir>: the module of a driver source that the user has, in place of Debian's.
+# NVIDIA_SRC=<dir>: module and front of a driver source that the user has, in place of Debian's 550.
 users := $(firstword $(wildcard $(addsuffix /nvidia-peermem/nvidia-peermem.c,$(NVIDIA_SRC) $(NVIDIA_SRC:%=%/kernel-open))))
 users-tree := $(users:%/nvidia-peermem/nvidia-peermem.c=%)
 nvidia_src:
 	@$(keep) sources/nvidia_src --in-place --verb copy $(users-tree)/nvidia-peermem $(users-tree)/Kbuild -- $(q)/fetch.sh nvidia_src $(users-tree)
 theirs := $(if $(NVIDIA_SRC),nvidia_src,nvidia_c-source)
+nvidia_front_users-source:
+	@$(keep) sources/$@ --in-place --verb copy $(addprefix $(users-tree)/,Kbuild conftest.sh header-presence-tests.mk common nvidia) -- \
+		$(q)/fetch.sh nvidia_front_users $(users-tree)
+front := $(if $(NVIDIA_SRC),nvidia_front_users,nvidia_front)
 
 perftest-source:
 	@$(keep) sources/perftest-source --in-place --verb fetch =25.01 -- $(q)/fetch.sh perftest 25.01
@@ -168,7 +173,7 @@ mainline: kernel pcie
 	@$(module) $(call component,ofed) $(K)/pcie -- $(stand-in) $(q)/ofed $(linux-src) $(call symvers,pcie) MAINLINE=1
 
 # NVIDIA's own front, with what its probes of the kernel found.
-nvidia_front nvidia_front_newest: %: kernel %-source
+nvidia_front nvidia_front_newest nvidia_front_users: %: kernel %-source
 	@$(keep) $(KERNEL)/$@ --in-place --verb probe "=$(compilers)" $(chroot) $(K)/kernel $(S)/$@-source \
 		$(q)/gpu/probes.mk $(q)/gpu/unused_probes.sh -- \
 		$(make-in) $(q)/gpu -f probes.mk NVIDIA=$(CURDIR)/$(S)/$@-source
@@ -178,8 +183,8 @@ define build-gpu
 		NVIDIA=$(CURDIR)/$(K)/$(1)
 endef
 
-gpu: kernel pcie nvidia_front
-	$(call build-gpu,nvidia_front)
+gpu: kernel pcie $(front)
+	$(call build-gpu,$(front))
 
 gpu-newest: kernel pcie nvidia_front_newest
 	$(call build-gpu,nvidia_front_newest)
@@ -204,7 +209,7 @@ lines += $(if $(filter kcsan-7.2,$(KERNEL)),KRUSTFLAGS='-Zsanitizer=thread -Cuns
 # driver is built on. A change of nvidia.ko's licence, by which preflight chooses the crate `kernel`,
 # is not noticed; each flavour of nvidia.ko is an artefact of its own and keeps its licence.
 symbols = $(foreach part,$(sort $(1)),$(K)/$(part)/Module.symvers) \
-	$(if $(filter gpu,$(1)),$(K)/nvidia_front) $(if $(filter gpu-newest,$(1)),$(K)/nvidia_front_newest)
+	$(if $(filter gpu,$(1)),$(K)/$(front)) $(if $(filter gpu-newest,$(1)),$(K)/nvidia_front_newest)
 # Arguments: the RDMA core's part, the driver's part, the crate `kernel` (empty: preflight chooses).
 define build-ours
 	@$(module) $(ours-of) $(S)/nvidia_c-source $(deps) $(call symbols,$(1) $(2)) "=$(lines)$(3)" -- $(make-in) . \

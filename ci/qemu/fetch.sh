@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# fetch.sh WHAT VERSION [MORE]: other people's sources, unpacked into $OUT. For nvidia_src a folder
-# is in VERSION's place.
+# fetch.sh WHAT VERSION [MORE]: other people's sources, unpacked into $OUT. For nvidia_src and
+# nvidia_front_users a folder is in VERSION's place.
 set -euo pipefail
 . "$(dirname "$0")/apt.sh"
 what=$1 version=$2
@@ -34,6 +34,17 @@ experimental() {
 	touch "$apt/updated"
 }
 
+# Fails unless all files in $OUT together, with their names, have this checksum: another release of a
+# package is read before it is built.
+as_read() { # PACKAGE SUM
+	local sum
+	sum=$(cd "$OUT" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -d' ' -f1)
+	[ "$sum" = "$2" ] || {
+		echo "$(basename "$1") has other files than those that were read: their checksum is $sum, not $2 (ci/qemu/artefacts.mk)" >&2
+		return 1
+	}
+}
+
 case $what in
 linux)
 	deb=$(apt_deb "linux-source-$version" "$version.")
@@ -47,6 +58,7 @@ nvidia_c)
 	deb=$(apt_deb nvidia-open-kernel-source "$version.")
 	dpkg-deb --fsys-tarfile "$deb" | tar -xO ./usr/src/nvidia-open-kernel.tar.xz |
 		tar -xJ -C "$OUT" --strip-components=3 --wildcards '*/nvidia-open-kernel/nvidia-peermem/*'
+	as_read "$deb" "$1"
 	dpkg-deb -f "$deb" Version | cut -d- -f1 >"$OUT/version"
 	;;
 nvidia_front)
@@ -56,8 +68,12 @@ nvidia_front)
 	dpkg-deb --fsys-tarfile "$deb" | tar -xO ./usr/src/nvidia-open-kernel.tar.xz |
 		tar -xJ -C "$OUT" --strip-components=2 --exclude='*.o_binary' --wildcards '*/nvidia-open-kernel/Kbuild' \
 			'*/conftest.sh' '*/header-presence-tests.mk' '*/nvidia-open-kernel/common/*' '*/nvidia-open-kernel/nvidia/*'
-	# "$1" is a list of checksums: another release of the package is looked at before it is built.
-	(cd "$OUT/nvidia" && sha256sum --quiet --check) < <(printf "%b\n" "$1")
+	as_read "$deb" "$1"
+	;;
+nvidia_front_users)
+	# The same of a driver's source. What it was built into there is left out.
+	tar -C "$version" -c --exclude='*.o_binary' --exclude='*.o' --exclude='*.cmd' Kbuild conftest.sh \
+		header-presence-tests.mk common nvidia | tar -x -C "$OUT"
 	;;
 nvidia_src)
 	cp "$version"/nvidia-peermem/{nvidia-peermem.c,nv-p2p.h,peer_mem.h} "$OUT/"

@@ -182,7 +182,7 @@ esac
 
 at=$root/usr/lib/modules/$release
 mkdir -p "$at/kernel" "$at/updates"
-(cd "$k/kernel/modules/" && sed 's/\.o$/.ko/' modules.order | xargs -r cp --parents -t "$at/kernel" &&
+(cd "$k/kernel/modules/" && sed 's/\.o$/.ko/' modules.order | xargs cp --parents -t "$at/kernel" &&
 	cp modules.order modules.builtin modules.builtin.modinfo "$at/")
 for part in $modules; do
 	to=$at/updates

@@ -11,13 +11,18 @@
  * - Memory dies with its context. That of a pool belongs to none, and cannot be pinned; only the
  *   first allocation of a pool is exported. Exports need whole pages and may run over several blocks;
  *   managed and host memory has none.
+ * - An export with the PCIe flag is NOT_SUPPORTED (801).
  * - A checkpoint closes the driver's files, and a restore opens them again under the same numbers; the
  *   memory is new, and nothing that CUDA says of it changes (stand_in_checkpoint()). Other libraries
  *   have that file open, too (stand_in_nvml()).
  * - A primary context is made when it is first retained, and goes with its last user: making one
  *   takes 400 ms, which stand_in_primaries() counts instead.
  * As NVIDIA's manual says: cuPointerGetAttributes() answers 0 for memory that it does not know, and
- * no error. When a program ends, it ends, too, and must not be asked any more; this may take long
+ * no error; a context must not be destroyed while a thread is in a call in it, as cuMemGetInfo(), which
+ * may take long (STAND_IN_SLOW_INFO). With STAND_IN_COHERENT the GPUs hang on the processor, and the
+ * PCIe flag is accepted; stand_in_export_flags() returns the flags of the last export. When a program
+ * ends, it ends, too, by what cuInit() registers with atexit() (not read: it may be later), and must
+ * not be asked any more; this may take long
  * (STAND_IN_SLOW_EXIT). Managed memory has pages of the CPU, unless STAND_IN_MANAGED_ON_GPU is set.
  * After stand_in_break() each question is answered with ILLEGAL_ADDRESS (700), as after a kernel's
  * fault. Pages are of 64 KiB with LARGE_PAGES, as on arm64. Left out: costs, virtual memory, peer
@@ -58,6 +63,8 @@ long sysconf(int name)
 
 struct context {
 	int device, live;
+	/* The number of questions under way. */
+	int asked;
 };
 
 static uint64_t arena;
@@ -77,6 +84,8 @@ static volatile int over, broken;
 
 __attribute__((destructor)) static void end(void)
 {
+	if (over)
+		return;
 	over = 1;
 	if (getenv("STAND_IN_SLOW_EXIT"))
 		usleep(1500000);
@@ -379,6 +388,8 @@ int cuInit(unsigned int flags)
 #endif
 	if (started && started != getpid())
 		return 3;
+	if (!started)
+		atexit(end);
 	started = getpid();
 	return flags ? 1 : 0;
 }
@@ -393,13 +404,18 @@ int cuDevicePrimaryCtxRetain(struct context **context, int device)
 		return 101;
 	if (!users[device]++)
 		made++;
-	primaries[device] = (struct context){ device, 1 };
+	primaries[device].device = device;
+	primaries[device].live = 1;
 	*context = primaries + device;
 	return 0;
 }
 
 static void destroy(struct context *context)
 {
+	if (__atomic_load_n(&context->asked, __ATOMIC_ACQUIRE)) {
+		fprintf(stderr, "a context is destroyed while a thread asks in it\n");
+		abort();
+	}
 	context->live = 0;
 	for (struct block *b = blocks; b < blocks + BLOCKS; b++)
 		if (b->id && b->context == context)
@@ -440,7 +456,7 @@ int cuCtxCreate_v2(struct context **out, unsigned int flags, int device)
 	if (status || flags || device < 0 || device >= GPUS || current == CONTEXTS - 1)
 		return status ? status : 1;
 	*out = malloc(sizeof(**out));
-	**out = (struct context){ device, 1 };
+	**out = (struct context){ device, 1, 0 };
 	contexts[++current] = *out;
 	return 0;
 }
@@ -522,8 +538,12 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *all)
 
 	if (status)
 		return status;
+	__atomic_add_fetch(&contexts[current]->asked, 1, __ATOMIC_ACQ_REL);
+	if (getenv("STAND_IN_SLOW_INFO"))
+		usleep(15000);
 	*all = total();
 	*free_bytes = *all - taken(contexts[current]->device);
+	__atomic_sub_fetch(&contexts[current]->asked, 1, __ATOMIC_ACQ_REL);
 	return 0;
 }
 
@@ -615,14 +635,23 @@ static int backs(const struct block *b, uint64_t page)
 	       page - (b->at & -BACKING) < ((b->at + b->size + BACKING - 1) & -BACKING) - (b->at & -BACKING);
 }
 
+static unsigned long long export_flags;
+
+unsigned long long stand_in_export_flags(void)
+{
+	return export_flags;
+}
+
 int cuMemGetHandleForAddressRange(int *fd, uint64_t at, uint64_t size, int type, unsigned long long flags)
 {
 	int status = context();
 
 	if (status)
 		return status;
-	if ((at | size) & (PAGE - 1) || !size || type != 1 || flags)
+	if ((at | size) & (PAGE - 1) || !size || type != 1 || flags > 1)
 		return 1;
+	if (flags && !getenv("STAND_IN_COHERENT"))
+		return 801;
 	for (uint64_t page = at; page < at + size; page += PAGE) {
 		struct block *b = blocks;
 
@@ -640,6 +669,7 @@ int cuMemGetHandleForAddressRange(int *fd, uint64_t at, uint64_t size, int type,
 		if (*fd < 0 || fcntl(*fd, F_OFD_SETLK, &lock))
 			return 999;
 		exports[n] = (struct export){ at, at + size };
+		export_flags = flags;
 		return 0;
 	}
 	return 2;
@@ -654,6 +684,7 @@ int cuGetErrorName(int status, const char **name)
 		status == 201 ? "CUDA_ERROR_INVALID_CONTEXT" :
 		status == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" :
 		status == 709 ? "CUDA_ERROR_CONTEXT_IS_DESTROYED" :
+		status == 801 ? "CUDA_ERROR_NOT_SUPPORTED" :
 				"CUDA_ERROR_UNKNOWN";
 	return 0;
 }

@@ -7,12 +7,14 @@
  * devices with functions of this library, as in ibv_open_device(); ibv_dealloc_pd() that fails
  * with EBUSY while regions live; ibv_dereg_mr() that answers EIO once its NIC was removed
  * (STAND_IN_REMOVED); a region of another copy of the
- * library that is deregistered here, which ends the program. Left out: queues, data. */
+ * library that is deregistered here, which ends the program. Each region keeps the flags that it was
+ * registered with (stand_in_access()). Left out: queues, data. */
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "mr_attr.h"
@@ -60,18 +62,32 @@ static int refused(void)
 struct region {
 	struct ibv_mr mr;
 	int fd;
+	unsigned int access;
 };
 
-static struct ibv_mr *make(struct ibv_pd *pd, void *addr, size_t length, int fd)
-{
-	struct region *region = calloc(1, sizeof(*region));
-	struct ibv_mr *mr = &region->mr;
+/* The region that was deregistered last. The next one has its address, as allocators do it. */
+static struct region *spare;
 
+static void give_back(struct region *region)
+{
+	free(__atomic_exchange_n(&spare, region, __ATOMIC_ACQ_REL));
+}
+
+static struct ibv_mr *make(struct ibv_pd *pd, void *addr, size_t length, int fd, unsigned int access)
+{
+	struct region *region = __atomic_exchange_n(&spare, NULL, __ATOMIC_ACQ_REL);
+	struct ibv_mr *mr;
+
+	if (!region)
+		region = malloc(sizeof(*region));
+	memset(region, 0, sizeof(*region));
+	mr = &region->mr;
 	ours(pd->context);
 	if (refused()) {
-		free(region);
+		give_back(region);
 		return NULL;
 	}
+	region->access = access;
 	region->fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	mr->context = pd->context;
 	mr->pd = pd;
@@ -85,7 +101,7 @@ static struct ibv_mr *make(struct ibv_pd *pd, void *addr, size_t length, int fd)
 
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
 {
-	(void)iova, (void)access;
+	(void)iova;
 	plain++;
 	if (!length || (uintptr_t)addr + length < length) {
 		errno = EINVAL;
@@ -95,7 +111,7 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, ui
 		errno = EFAULT;
 		return NULL;
 	}
-	return make(pd, addr, length, -1);
+	return make(pd, addr, length, -1, access);
 }
 
 struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
@@ -111,9 +127,9 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 #ifndef WITHOUT_DMA_BUF
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access)
 {
-	(void)offset, (void)iova, (void)access;
+	(void)offset, (void)iova;
 	dma_buf++;
-	return make(pd, NULL, length, fd);
+	return make(pd, NULL, length, fd, access);
 }
 #endif
 
@@ -121,7 +137,7 @@ struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_attr *attr)
 {
 	if (attr->comp_mask & 4) {
 		dma_buf++;
-		return make(pd, NULL, attr->length, attr->fd);
+		return make(pd, NULL, attr->length, attr->fd, attr->access);
 	}
 	return ibv_reg_mr_iova2(pd, attr->addr, attr->length, (uintptr_t)attr->addr, attr->access);
 }
@@ -134,7 +150,7 @@ int ibv_dereg_mr(struct ibv_mr *mr)
 	live--;
 	if (((struct region *)mr)->fd >= 0)
 		close(((struct region *)mr)->fd);
-	free(mr);
+	give_back((struct region *)mr);
 	return 0;
 }
 
@@ -158,6 +174,11 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 	mr->addr = addr;
 	mr->length = length;
 	return 0;
+}
+
+unsigned int stand_in_access(struct ibv_mr *mr)
+{
+	return ((struct region *)mr)->access;
 }
 
 void stand_in_counts(unsigned int *counts)

@@ -15,8 +15,11 @@ int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
 int cuMemFree_v2(uint64_t at);
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access);
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access);
 int ibv_dereg_mr(struct ibv_mr *mr);
 void stand_in_counts(unsigned int *counts);
+unsigned int stand_in_access(struct ibv_mr *mr);
+unsigned long long stand_in_export_flags(void);
 uint64_t stand_in_of_another(void);
 int example(struct ibv_pd *pd, void *gpu_memory, size_t length, int access);
 
@@ -24,11 +27,26 @@ static char domain[64];
 static struct ibv_pd *pd = (void *)domain;
 
 static char other_domain[64];
-static unsigned int deregs;
+static unsigned int regs, deregs;
 
-static int own_dereg(struct ibv_mr *mr)
+/* What a program's table has: functions that find the program's own state. */
+static struct ibv_mr *own_dma_buf(void *argument, struct ibv_pd *of, uint64_t offset, size_t length, uint64_t iova,
+				  int fd, int access)
 {
-	deregs++;
+	regs += argument == &regs;
+	return ibv_reg_dmabuf_mr(of, offset, length, iova, fd, access);
+}
+
+static struct ibv_mr *own_reg(void *argument, struct ibv_pd *of, void *addr, size_t length, uint64_t iova,
+			      unsigned int access)
+{
+	regs += argument == &regs;
+	return ibv_reg_mr_iova2(of, addr, length, iova, access);
+}
+
+static int own_dereg(void *argument, struct ibv_mr *mr)
+{
+	deregs += argument == &regs;
 	return ibv_dereg_mr(mr);
 }
 
@@ -116,7 +134,8 @@ int main(void)
 	options.size = sizeof(options);
 	options.verbs = &verbs;
 	refuse("no functions", &options);
-	verbs.reg_dmabuf_mr = ibv_reg_dmabuf_mr;
+	verbs.reg_dmabuf_mr = own_dma_buf;
+	verbs.argument = &regs;
 	refuse("no dereg", &options);
 	verbs.dereg_mr = own_dereg;
 	options.way = "peer-memory";
@@ -124,6 +143,18 @@ int main(void)
 		return 1;
 	ask("hole in the table", cache, pd, first, 8192);
 	gpumr_close(cache);
+	/* What the kernel says of the other way counts, if there is one. */
+	verbs.reg_dmabuf_mr = NULL;
+	verbs.reg_mr = own_reg;
+	for (int i = 0; i < 2; i++) {
+		options.way = i ? "auto" : "dma-buf";
+		if (gpumr_open(&cache, &options))
+			return 1;
+		ask("the other hole", cache, pd, first, 8192);
+		gpumr_close(cache);
+	}
+	verbs.reg_dmabuf_mr = own_dma_buf;
+	verbs.reg_mr = NULL;
 	options.way = "dma-buf";
 	options.on_gone = gone;
 	options.argument = &told;
@@ -139,7 +170,7 @@ int main(void)
 	gpumr_free(cache, (void *)first, 8192);
 	printf("told %u times\n", told);
 	gpumr_release(lease);
-	printf("own dereg %u times\n", deregs);
+	printf("own functions %u and %u times\n", regs, deregs);
 	if (gpumr_register_all(cache, pds, 0, (void *)first, 8192, 1, several))
 		printf("no domains: %s\n", gpumr_error());
 	if (gpumr_register_all(cache, pds, 2, (void *)first, 8192, 1, several))
@@ -209,5 +240,31 @@ int main(void)
 	gpumr_release(ask("short of memory", cache, pd, first, 8192));
 	printf("short of memory: live %u\n", live());
 	gpumr_close(cache);
+
+	/* The way over PCIe, which only GPUs that hang on the processor have beside another. */
+	options = (struct gpumr_options){ .size = sizeof(options), .way = "dma-buf", .flags = GPUMR_PCIE };
+	if (gpumr_open(&cache, &options))
+		return 1;
+	ask("over PCIe", cache, pd, first, 8192);
+	setenv("STAND_IN_COHERENT", "1", 1);
+	gpumr_release(ask("over PCIe", cache, pd, first, 8192));
+	printf("export flags %llu\n", stand_in_export_flags());
+	gpumr_close(cache);
+
+	/* Verbs get the flags that the program passed, by each way. */
+	setenv("STAND_IN_PEER_MEMORY", "1", 1);
+	for (int way = 0; way < 2; way++) {
+		options = (struct gpumr_options){ .size = sizeof(options), .way = way ? "peer-memory" : "dma-buf" };
+		if (gpumr_open(&cache, &options))
+			return 1;
+		for (int access = 7; access; access = access == 7 ? 7 | 1 << 20 : 0) {
+			if (gpumr_register(cache, pd, (void *)first, 8192, access, &lease))
+				return 1;
+			printf("%s: access %#x\n", options.way, stand_in_access(gpumr_mr(lease)));
+			gpumr_release(lease);
+		}
+		printf("export flags %llu\n", stand_in_export_flags());
+		gpumr_close(cache);
+	}
 	return 0;
 }

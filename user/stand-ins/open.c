@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <gpumr.h>
 #include <stdio.h>
+#include <string.h>
 
 int main(void)
 {
@@ -13,16 +14,19 @@ int main(void)
 	struct gpumr *cache;
 	void *lib, *context;
 	uint64_t at;
+	int error;
 
 	struct gpumr_options options = { .size = sizeof(options), .way = "dma-buf" };
 
-	if (gpumr_open(&cache, &options)) {
-		printf("open: %s\n", gpumr_error());
+	error = gpumr_open(&cache, &options);
+	if (error) {
+		printf("open: %s: %s\n", strerrorname_np(error), gpumr_error());
 		return 0;
 	}
 	lib = dlopen("libcuda.so.1", RTLD_NOW);
-	if (gpumr_register(cache, (void *)domain, domain, 8, 1, &lease))
-		printf("unstarted: %s\n", gpumr_error());
+	error = gpumr_register(cache, (void *)domain, domain, 8, 1, &lease);
+	if (error)
+		printf("unstarted: %s: %s\n", strerrorname_np(error), gpumr_error());
 	*(void **)&init = dlsym(lib, "cuInit");
 	if (init(0))
 		return 0;
@@ -31,8 +35,9 @@ int main(void)
 	*(void **)&allocate = dlsym(lib, "cuMemAlloc_v2");
 	if (retain(&context, 0) || push(context) || allocate(&at, 8192))
 		return 1;
-	if (gpumr_register(cache, (void *)domain, (void *)at, 8192, 1, &lease))
-		printf("register: %s\n", gpumr_error());
+	error = gpumr_register(cache, (void *)domain, (void *)at, 8192, 1, &lease);
+	if (error)
+		printf("register: %s: %s\n", strerrorname_np(error), gpumr_error());
 	gpumr_close(cache);
 	return 0;
 }

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,8 @@ int cuDevicePrimaryCtxRetain(void **context, int device);
 int cuCtxCreate_v2(void **context, unsigned int flags, int device);
 int cuCtxDestroy_v2(void *context);
 int cuCtxPushCurrent_v2(void *context);
+int cuCtxPopCurrent_v2(void **context);
+int cuDevicePrimaryCtxRelease_v2(int device);
 int cuMemAllocAsync(uint64_t *at, size_t size, void *stream);
 int stand_in_started(void);
 void stand_in_break(void);
@@ -30,6 +33,7 @@ int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
 int cuMemFree_v2(uint64_t at);
 void stand_in_counts(unsigned int *counts);
+unsigned int stand_in_access(struct ibv_mr *mr);
 uint64_t stand_in_of_another(void);
 
 static struct ibv_pd pd;
@@ -58,9 +62,15 @@ static void forms(uint64_t at)
 	mr[3] = show("iova, constant", ibv_reg_mr_iova(&pd, (void *)at, 5000, 0, IBV_ACCESS_LOCAL_WRITE), at);
 	mr[4] = show("iova, variable", ibv_reg_mr_iova(&pd, (void *)at, 5000, 0, access), at);
 	mr[5] = show("host", ibv_reg_mr(&pd, host, sizeof(host), IBV_ACCESS_LOCAL_WRITE), (uintptr_t)host);
-	for (int i = 0; i < 6; i++)
-		if (mr[i])
-			ibv_dereg_mr(mr[i]);
+	for (int i = 0; i < 6; i++) {
+		unsigned int wanted = i == 2 ? IBV_ACCESS_RELAXED_ORDERING : IBV_ACCESS_LOCAL_WRITE;
+
+		if (!mr[i])
+			continue;
+		if (stand_in_access(mr[i]) != wanted)
+			printf("registered with access %#x\n", stand_in_access(mr[i]));
+		ibv_dereg_mr(mr[i]);
+	}
 }
 
 struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_attr *attr);
@@ -70,10 +80,14 @@ struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_attr *attr);
 static void ex(uint64_t at)
 {
 	struct mr_attr attr = { .length = 5000, .access = 1, .comp_mask = 2, .addr = (void *)at };
+	struct ibv_mr *mr;
 
 	ibv_dereg_mr(show("by address", ibv_reg_mr_ex(&pd, &attr), at));
 	attr.comp_mask |= 16;
-	ibv_dereg_mr(show("with a hint", ibv_reg_mr_ex(&pd, &attr), at));
+	mr = show("with a hint", ibv_reg_mr_ex(&pd, &attr), at);
+	if (stand_in_access(mr) != 1)
+		printf("registered with access %#x\n", stand_in_access(mr));
+	ibv_dereg_mr(mr);
 	attr.comp_mask = 1 | 4 | 8;
 	ibv_dereg_mr(show("a dma-buf", ibv_reg_mr_ex(&pd, &attr), 0));
 }
@@ -144,6 +158,71 @@ static void handles(uint64_t at)
 		mr = show("linked", ibv_reg_mr(&pd, (void *)(at + 4096 * i), 4096, IBV_ACCESS_LOCAL_WRITE), at + 4096 * i);
 		if (mr)
 			ibv_dereg_mr(mr);
+	}
+}
+
+/* Registers and deregisters two buffers by handles of its own, and gives its domain back so. The
+ * second region has the address of the first. */
+static void handles_reused(uint64_t at)
+{
+	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int), *mr[2];
+	void *lib = dlopen("libibverbs.so.1", RTLD_NOW);
+	int (*dereg)(struct ibv_mr *), (*dealloc)(struct ibv_pd *);
+
+	*(void **)&reg = dlsym(lib, "ibv_reg_mr");
+	*(void **)&dereg = dlsym(lib, "ibv_dereg_mr");
+	*(void **)&dealloc = dlsym(lib, "ibv_dealloc_pd");
+	for (int i = 0; i < 2; i++) {
+		mr[i] = show("handle", reg(&pd, (void *)(at + 4096 * i), 4096, IBV_ACCESS_LOCAL_WRITE), at + 4096 * i);
+		if (!mr[i])
+			return;
+		dereg(mr[i]);
+	}
+	printf("at one address: %d\n", mr[0] == mr[1]);
+	printf("dealloc by handle: %d\n", dealloc(&pd));
+}
+
+/* Deregisters and gives the domain back by handles of its own, and then closes the device. */
+static void closes_late(uint64_t at)
+{
+	struct ibv_pd *own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *lib = dlopen("libibverbs.so.1", RTLD_NOW);
+	static struct ibv_context device;
+	int (*dereg)(struct ibv_mr *);
+	struct ibv_mr *mr;
+
+	*(void **)&dereg = dlsym(lib, "ibv_dereg_mr");
+	own->context = &device;
+	mr = show("buffer", ibv_reg_mr(own, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+	if (mr)
+		dereg(mr);
+	munmap(own, 4096);
+	ibv_close_device(&device);
+}
+
+/* Frees what it registered and deregistered by handles of its own, and needs most of the memory
+ * again after the cache had time to notice. */
+static void handles_freed(uint64_t at)
+{
+	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int);
+	void *lib = dlopen("libibverbs.so.1", RTLD_NOW);
+	int (*dereg)(struct ibv_mr *);
+	uint64_t size = 31ul << 27;
+
+	*(void **)&reg = dlsym(lib, "ibv_reg_mr");
+	*(void **)&dereg = dlsym(lib, "ibv_dereg_mr");
+	for (int i = 0; i < 2; i++) {
+		int status = cuMemAlloc_v2(&at, size);
+		struct ibv_mr *mr;
+
+		printf("most of the memory: %d\n", status);
+		if (status)
+			return;
+		mr = show("handle", reg(&pd, (void *)at, size, IBV_ACCESS_LOCAL_WRITE), at);
+		if (mr)
+			dereg(mr);
+		cuMemFree_v2(at);
+		usleep(2500000);
 	}
 }
 
@@ -227,6 +306,21 @@ static void kept(uint64_t at)
 	printf("kept %u\n", counts[2]);
 }
 
+/* Has more memory registered than a cache should keep, as for weights, and uses small buffers. */
+static void beside(uint64_t at)
+{
+	uint64_t large, size = 5ul << 30;
+	struct ibv_mr *mr;
+
+	if (cuMemAlloc_v2(&large, size))
+		return;
+	twice("before", at);
+	mr = show("5 GiB", ibv_reg_mr(&pd, (void *)large, size, IBV_ACCESS_LOCAL_WRITE), large);
+	twice("beside", at);
+	if (mr)
+		ibv_dereg_mr(mr);
+}
+
 /* Frees and allocates again once memory is short, like PyTorch's allocator. Short means less
  * than 1 GiB, or a sixteenth of all. */
 static void shortage(uint64_t at)
@@ -256,6 +350,25 @@ static void exits(uint64_t at)
 {
 	ibv_dereg_mr(ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE));
 	stand_in_exit_inside();
+}
+
+/* Makes contexts, a primary one and one of its own, and ends them while a cache has their memory. */
+static void contexts_go(uint64_t at)
+{
+	for (int i = 0; i < 8; i++) {
+		int primary = i & 1;
+		void *context;
+
+		if (primary ? cuDevicePrimaryCtxRetain(&context, 1) || cuCtxPushCurrent_v2(context) :
+			      cuCtxCreate_v2(&context, 0, 1))
+			return;
+		if (cuMemAlloc_v2(&at, 8192))
+			return;
+		ibv_dereg_mr(show("buffer", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at));
+		usleep(70000);
+		if (primary ? cuCtxPopCurrent_v2(&context) || cuDevicePrimaryCtxRelease_v2(1) : cuCtxDestroy_v2(context))
+			return;
+	}
 }
 
 /* Goes through a checkpoint between two uses. It takes longer than a tick of the coarse clock,
@@ -445,9 +558,10 @@ int main(int argc, char **argv)
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
 		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg },
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
-		      { "exits", exits }, { "kept", kept }, { "shortage", shortage }, { "restored", restored },
-		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "broken", broken },
-		      { "handles", handles }, { "threads-own", threads_own } };
+		      { "exits", exits }, { "kept", kept }, { "beside", beside }, { "shortage", shortage }, { "restored", restored },
+		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "contexts-go", contexts_go }, { "broken", broken },
+		      { "handles", handles }, { "handles-freed", handles_freed }, { "handles-reused", handles_reused },
+		      { "closes-late", closes_late }, { "threads-own", threads_own } };
 	int open;
 	unsigned int counts[3];
 	void *context;

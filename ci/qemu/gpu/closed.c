@@ -8,6 +8,7 @@
 #include <linux/module.h>
 
 #define NVLAB_FORWARD
+#include "nvlab.h"
 #include "p2p.h"
 
 int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
@@ -65,4 +66,5 @@ EXPORT_SYMBOL(nvidia_p2p_dma_unmap_pages);
 
 MODULE_DESCRIPTION("Lab stand-in for NVIDIA's kernel driver, closed flavour");
 MODULE_LICENSE("NVIDIA");
-MODULE_VERSION("595.45.04");
+MODULE_VERSION(NVLAB_VERSION);
+MODULE_INFO(lab_driver, NVLAB_DRIVER);

@@ -4,9 +4,9 @@
  * compiler's command line renames (Kbuild), with counters, times, hold points and
  * faults around each.
  *
- * A fault of a put ends the call here. nv-p2p.c would undo as much and print a
- * warning besides, which is left out. nv-p2p.c never calls a callback twice, and its
- * put never lies: these two faults are for the module's defences alone.
+ * A put that fails does so in RM (front.c), and the rest is nv-p2p.c's: it warns,
+ * and what it forgets is only noted here. nv-p2p.c never calls a callback twice: that
+ * fault is for the module's defences alone.
  */
 #include <linux/error-injection.h>
 #include <linux/xarray.h>
@@ -116,43 +116,30 @@ ALLOW_ERROR_INJECTION(nvidia_p2p_get_pages_persistent, ERRNO);
 noinline int nvidia_p2p_put_pages(uint64_t token, uint32_t va_space, uint64_t va,
 				  struct nvidia_p2p_page_table *table)
 {
-	u64 start = ktime_get_ns(), wrong;
+	u64 start = ktime_get_ns();
 	int err;
 
 	nvlab_count(NVLAB_ACCOUNT_PUTS);
-	if (nvlab_fault(NVLAB_F_PUT_FORGET))
-		return 0;
-	/* Every error of this path comes before anything is undone (docs/facts.md#put). */
-	wrong = nvlab_fault(NVLAB_F_PUT_ERRNO);
 	nvlab_hold(NVLAB_H_PUT_BEFORE);
-	err = wrong ? -(int)wrong : nvidia_front_put_pages(token, va_space, va, table);
+	err = nvidia_front_put_pages(token, va_space, va, table);
 	ended(err, NVLAB_ACCOUNT_PUT_FAILURES, NVLAB_ACCOUNT_PUT_NS, start);
 	return err;
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages);
 ALLOW_ERROR_INJECTION(nvidia_p2p_put_pages, ERRNO);
 
-/*
- * The reference of the GPU goes whatever RM answers, and with it what keeps the
- * driver loaded. The pin stays, without either, and its table is lost.
- */
-static int put_fails(struct nvidia_p2p_page_table *table, u64 wrong)
-{
-	nvidia_dev_put_uuid(table->gpu_uuid, NULL);
-	nvlab_p2p_leak(table);
-	return -(int)wrong;
-}
-
 noinline int nvidia_p2p_put_pages_persistent(uint64_t va, struct nvidia_p2p_page_table *table,
 					     uint32_t flags)
 {
-	u64 start = ktime_get_ns(), wrong = nvlab_fault(NVLAB_F_PERSISTENT_PUT_ERRNO);
+	u64 start = ktime_get_ns();
 	int err;
 
 	nvlab_count(NVLAB_ACCOUNT_PERSISTENT_PUTS);
 	nvlab_hold(NVLAB_H_PPUT_BEFORE);
-	err = wrong && table && !flags ? put_fails(table, wrong) :
-					 nvidia_front_put_pages_persistent(va, table, flags);
+	err = nvidia_front_put_pages_persistent(va, table, flags);
+	/* Nobody frees the table of a pin that could not be put. */
+	if (err && table && !flags)
+		nvlab_p2p_leak(table);
 	nvlab_hold(NVLAB_H_PPUT_AFTER);
 	ended(err, NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES, NVLAB_ACCOUNT_PUT_NS, start);
 	return err;
@@ -172,7 +159,7 @@ noinline int nvidia_p2p_dma_map_pages(struct pci_dev *peer, struct nvidia_p2p_pa
 	err = nvidia_front_dma_map_pages(peer, table, mapping);
 	if (err)
 		nvlab_front_mapped(table, -1);
-	ended(err, NVLAB_ACCOUNT_DMA_MAP_FAILURES, NVLAB_ACCOUNT_MAP_NS, start);
+	nvlab_add_since(NVLAB_ACCOUNT_MAP_NS, start);
 	return err;
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_dma_map_pages);
@@ -185,12 +172,16 @@ noinline int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 	u64 start = ktime_get_ns();
 	/* nv-p2p.c answers 0 also where there is no such mapping: where the table has none. */
 	unsigned int before = nvlab_p2p_mappings(table);
-	int err = nvidia_front_dma_unmap_pages(peer, table, mapping);
+	bool lacks = nvlab_fault(NVLAB_F_UNMAP_NOMEM);
+	int err;
 
+	if (lacks)
+		nvlab_front_unmaps(true);
+	err = nvidia_front_dma_unmap_pages(peer, table, mapping);
+	if (lacks)
+		nvlab_front_unmaps(false);
 	if (!err && before)
 		nvlab_front_mapped(table, -1);
-	else if (!err)
-		nvlab_count(NVLAB_ACCOUNT_DMA_UNMAPS_NOT_FOUND);
 	nvlab_count(NVLAB_ACCOUNT_DMA_UNMAPS);
 	nvlab_add_since(NVLAB_ACCOUNT_UNMAP_NS, start);
 	return err;

@@ -8,32 +8,40 @@
  * page tables, page records, free callbacks, put paths, DMA mappings and their
  * locks are the real ones. Sources of the functions here:
  * - rm_p2p_*: what docs/facts.md says of the resource manager, as for rm.c.
- * - os_alloc_mem: kernel-open/nvidia/os-interface.c: kmalloc, and vmalloc for
- *   what kmalloc does not have. kvmalloc stands for both.
- * - nvidia_dev_get_uuid: kernel-open/nvidia/nv.c: opens the GPU, and its put does
- *   nothing for a GPU that is not on the list any more.
+ * - os_alloc_mem: kernel-open/nvidia/os-interface.c: up to 128 KiB kmalloc, which
+ *   tries hard and is silent; what that does not have, and all that is larger, vmalloc,
+ *   which says what it lacks and may have the OOM killer come. The macros are NVIDIA's.
+ *   Without the 8 bytes in front of each, in which NVIDIA keeps the length.
+ * - nvidia_dev_get_uuid: kernel-open/nvidia/nv.c, find_uuid_candidate: opens the GPU
+ *   under its ldata_lock, and its put does nothing for a GPU that is not on the list any
+ *   more. Who looks for a GPU waits for the ldata_lock of each before it, with the list
+ *   locked. So while one GPU starts or shuts down, nobody gets another, either.
  * - rm_p2p_dma_map_pages: under the RM API lock, coherent memory by one
  *   nv_dma_map_alloc(), and what is in a BAR by one nv_dma_map_peer() per page. As
- *   550 does it, a page that fails undoes those before it, but does not stop the
- *   loop, and the last page's status is returned; dma_mode 595 stops there. The
- *   addresses are untranslated, by nv-dma.c's own switch
+ *   550 and 555 do it (src/nvidia/arch/nvalloc/unix/src/osapi.c), a page that fails
+ *   undoes those before it, but does not stop the loop, and the last page's status is
+ *   returned. The GPU is looked up under the lock among those that RM has, which has
+ *   one that is being unbound until nobody uses it; INVALID_ARGUMENT where there is
+ *   none. The addresses are untranslated, by nv-dma.c's own switch
  *   (NVreg_DmaRemapPeerMmio=0): from kernel 6.12 on it cannot do otherwise. With
  *   dma_mode 550 it translates them, as on older kernels (see probes.mk).
  *
- * Left out: the real open of a GPU, which takes seconds and may fail; the GPU
- * lock in get and put; addresses or lengths that are no multiple of 64 KiB, which
+ * Left out: addresses or lengths that are no multiple of 64 KiB, which
  * 550 rounds and this refuses as later drivers do; coherent memory that is a BAR's
  * (odd.c has it); rsync and IBM's NPU; the 16 bytes of the GPU's number that cannot
- * be allocated once a range is pinned, where RM keeps the pin and forgets it; that
- * RM looks the GPU up under its lock. A call takes the time that lab.c's costs
- * say, and the building of the table on top. table_bytes counts what kmalloc gave,
- * without page records.
+ * be allocated once a range is pinned, where RM keeps the pin and nv-p2p.c its table
+ * not (osapi.c, rm_p2p_get_pages): the fault get_nomem 3 alone does that. A call
+ * takes the time that lab.c's costs say, and the building of the table on top.
+ * table_bytes counts what kmalloc gave, without page records.
  */
+#include <linux/sizes.h>
 #include <linux/xarray.h>
 
 #include "os-interface.h"
 #include "nv-linux.h"
+#ifndef NVLAB_GATES
 #include "nv-ibmnpu.h"
+#endif
 #include "nv-rsync.h"
 #include "nv-p2p.h"
 
@@ -56,6 +64,8 @@ static DEFINE_XARRAY(leaked);
 static DEFINE_XARRAY(callbacks);
 /* Who has a pin and allocates its table next: for the fault get_nomem 2. */
 static struct task_struct *builder;
+/* Who unmaps, and does not get memory for it: for the fault unmap_nomem. */
+static struct task_struct *unmapper;
 
 /* --- OS layer --- */
 
@@ -67,6 +77,8 @@ static LIST_HEAD(spares);
 static DEFINE_SPINLOCK(spares_lock);
 
 #define POISON		0xa7
+/* The largest that os_alloc_mem() asks kmalloc for. */
+#define KMALLOC_LIMIT	SZ_128K
 /* A table is larger, and the list entry of a mapping is smaller. */
 #define SPARE_MIN	64
 
@@ -82,6 +94,20 @@ void nvlab_front_poison(struct nvidia_p2p_page_table *table)
 
 	for (i = 0; poisons() && i < table->entries; i++)
 		memset(table->pages[i], POISON, sizeof(*table->pages[i]));
+}
+
+/*
+ * What follows has nv-p2p.c warn. Who looks for alarms takes one warning of that file
+ * for each of these lines, and misses the one that does not come.
+ */
+static void warning_follows(void)
+{
+	pr_warn("nvidia_lab: a warning of nv-p2p.c follows\n");
+}
+
+void nvlab_front_unmaps(bool without_memory)
+{
+	WRITE_ONCE(unmapper, without_memory ? current : NULL);
 }
 
 static void *spare_of(size_t size)
@@ -110,10 +136,19 @@ NV_STATUS NV_API_CALL os_alloc_mem(void **address, NvU64 size)
 		if (nvlab_fault_is(NVLAB_F_GET_NOMEM, 2))
 			return NV_ERR_NO_MEMORY;
 	}
+	if (READ_ONCE(unmapper) == current) {
+		WRITE_ONCE(unmapper, NULL);
+		warning_follows();
+		return NV_ERR_NO_MEMORY;
+	}
 	/* All of a spare may be used, by KASAN's account, too. */
 	if (nvlab_config(NVLAB_C_KEY_REUSE))
 		size = kmalloc_size_roundup(size);
-	*address = spare_of(size) ?: kvmalloc(size, GFP_KERNEL | __GFP_NOWARN);
+	*address = spare_of(size);
+	if (!*address && size <= KMALLOC_LIMIT)
+		NV_KMALLOC_NO_OOM(*address, size);
+	if (!*address)
+		*address = nv_vmalloc(size);
 	if (!*address)
 		return NV_ERR_NO_MEMORY;
 	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, is_vmalloc_addr(*address) ? 0 : ksize(*address));
@@ -182,6 +217,7 @@ void nvlab_no_drm(struct kref *ref)
 	WARN_ON(1);
 }
 
+#ifndef NVLAB_GATES
 NV_STATUS nv_get_ibmnpu_genreg_info(nv_state_t *nv, NvU64 *addr, NvU64 *size, void **device)
 {
 	return NV_ERR_NOT_SUPPORTED;
@@ -191,35 +227,70 @@ int nv_get_ibmnpu_chip_id(nv_state_t *nv)
 {
 	return -1;
 }
+#endif
 
 /* --- GPUs --- */
 
-/* With a reference, for nvlab_gpu_put(). */
-static struct nvlab_gpu *gpu_by_uuid(const NvU8 *uuid)
+/* With a reference, under its ldata_lock. */
+static struct nvlab_gpu *gpu_locked(unsigned int index)
 {
-	struct nvlab_gpu *gpu;
-	unsigned int i;
-
-	for (i = 0; i < NVLAB_MAX_GPUS; i++) {
-		gpu = nvlab_gpu_get(i);
-		if (gpu && !memcmp(gpu->uuid, uuid, NVLAB_UUID_LEN))
-			return gpu;
-		if (gpu)
-			nvlab_gpu_put(gpu);
-	}
-	return NULL;
-}
-
-/* Opens a GPU, and gives back the caller's reference of it. */
-static int gpu_open(struct nvlab_gpu *gpu)
-{
-	int err = gpu ? nvlab_gpu_pin(gpu) : -ENODEV;
+	struct nvlab_gpu *gpu = nvlab_gpu_get(index);
 
 	if (gpu)
-		nvlab_gpu_put(gpu);
+		mutex_lock(&gpu->ldata_lock);
+	return gpu;
+}
+
+static void gpu_unlock(struct nvlab_gpu *gpu)
+{
+	mutex_unlock(&gpu->ldata_lock);
+	nvlab_gpu_put(gpu);
+}
+
+static struct nvlab_gpu *gpu_by_id(NvU32 id)
+{
+	struct nvlab_gpu *gpu;
+
+	down(&nv_linux_devices_lock);
+	gpu = gpu_locked(id);
+	up(&nv_linux_devices_lock);
+	return gpu;
+}
+
+static struct nvlab_gpu *gpu_by_uuid(const NvU8 *uuid)
+{
+	struct nvlab_gpu *gpu = NULL;
+	unsigned int i;
+
+	down(&nv_linux_devices_lock);
+	for (i = 0; i < NVLAB_MAX_GPUS; i++) {
+		gpu = gpu_locked(i);
+		if (gpu && !memcmp(gpu->uuid, uuid, NVLAB_UUID_LEN))
+			break;
+		if (gpu)
+			gpu_unlock(gpu);
+		gpu = NULL;
+	}
+	up(&nv_linux_devices_lock);
+	return gpu;
+}
+
+/* Opens a GPU that was found, and lets it go. */
+static int gpu_open(struct nvlab_gpu *gpu)
+{
+	int err;
+
+	if (!gpu)
+		return -ENODEV;
+	err = -(int)nvlab_fault(NVLAB_F_OPEN_ERRNO);
 	if (!err)
+		err = nvlab_gpu_pin(gpu);
+	if (!err) {
+		nvlab_gpu_opened(gpu);
 		/* A pinned GPU keeps its driver. */
 		__module_get(THIS_MODULE);
+	}
+	gpu_unlock(gpu);
 	return err;
 }
 
@@ -227,7 +298,8 @@ static void gpu_close(struct nvlab_gpu *gpu)
 {
 	if (gpu) {
 		nvlab_gpu_unpin(gpu);
-		nvlab_gpu_put(gpu);
+		nvlab_gpu_closed(gpu);
+		gpu_unlock(gpu);
 	}
 	module_put(THIS_MODULE);
 }
@@ -242,15 +314,27 @@ void nvidia_dev_put_uuid(const NvU8 *uuid, nvidia_stack_t *sp)
 	gpu_close(gpu_by_uuid(uuid));
 }
 
+#ifdef NVLAB_RESET_AWARE
+int nvidia_dev_get(NvU32 gpu_id, nvidia_stack_t *sp, NvBool reset_aware)
+{
+	return gpu_open(gpu_by_id(gpu_id));
+}
+
+void nvidia_dev_put(NvU32 gpu_id, nvidia_stack_t *sp, NvBool reset_aware)
+{
+	gpu_close(gpu_by_id(gpu_id));
+}
+#else
 int nvidia_dev_get(NvU32 gpu_id, nvidia_stack_t *sp)
 {
-	return gpu_open(nvlab_gpu_get(gpu_id));
+	return gpu_open(gpu_by_id(gpu_id));
 }
 
 void nvidia_dev_put(NvU32 gpu_id, nvidia_stack_t *sp)
 {
-	gpu_close(nvlab_gpu_get(gpu_id));
+	gpu_close(gpu_by_id(gpu_id));
 }
+#endif
 
 static NvU8 *uuid_new(const struct nvlab_gpu *gpu)
 {
@@ -318,6 +402,16 @@ static void table_put(void *table)
 
 /* --- resource manager: pins --- */
 
+/* RM fails to put a pin, before it has undone anything. */
+static NV_STATUS put_begin(enum nvlab_fault_name name)
+{
+	u64 wrong = nvlab_fault(name);
+
+	if (wrong)
+		warning_follows();
+	return status_of(-(int)wrong);
+}
+
 /* What comes before anybody knows whose range this is. */
 static NV_STATUS get_begin(u64 va, u64 len, enum nvlab_hold_name hold)
 {
@@ -329,11 +423,8 @@ static NV_STATUS get_begin(u64 va, u64 len, enum nvlab_hold_name hold)
 	return NV_OK;
 }
 
-NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va_space,
-				       NvU64 va, NvU64 len,
-				       NvU64 *phys, NvU32 *wreqmb, NvU32 *rreqmb,
-				       NvU32 *entries,
-				       NvU8 **uuid, void *table)
+static NV_STATUS get_revocable(u64 va, u64 len, u64 *phys, u32 *wreqmb, u32 *rreqmb, u32 *entries,
+			       u8 **uuid, void *table, bool *coherent)
 {
 	struct nvlab_pinned pinned;
 	ktime_t start = ktime_get();
@@ -346,15 +437,47 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va
 	err = nvlab_rm_get(&start, va, len, table, phys, *entries, &pinned);
 	if (err)
 		return status_of(err);
+	status = nvlab_gate_pin(pinned.coherent, false);
+	if (status != NV_OK) {
+		nvlab_rm_put(&start, table, &len);
+		return status;
+	}
+	*coherent = pinned.coherent;
 	nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len, NVLAB_ALL);
 	nvlab_hold(NVLAB_H_GET_FOUND);
 	memset(wreqmb, 0, *entries * sizeof(*wreqmb));
 	memset(rreqmb, 0, *entries * sizeof(*rreqmb));
+	if (nvlab_fault_is(NVLAB_F_GET_NOMEM, 3))
+		return NV_ERR_NO_MEMORY;
 	*uuid = kmemdup(pinned.gpu->uuid, NVLAB_UUID_LEN, GFP_KERNEL | __GFP_NOFAIL);
 	nvlab_add(NVLAB_ACCOUNT_TABLE_BYTES, ksize(*uuid));
 	WRITE_ONCE(builder, current);
 	return NV_OK;
 }
+
+#ifdef NVLAB_GATES
+NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va_space, NvU64 va,
+				       NvU64 len, NvU64 *phys, NvU32 *wreqmb, NvU32 *rreqmb,
+				       NvU32 *entries, NvU8 **uuid, void *table,
+				       NvBool *cacheable)
+{
+	bool coherent = false;
+	NV_STATUS status = get_revocable(va, len, phys, wreqmb, rreqmb, entries, uuid, table,
+					 &coherent);
+
+	*cacheable = coherent;
+	return status;
+}
+#else
+NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va_space, NvU64 va,
+				       NvU64 len, NvU64 *phys, NvU32 *wreqmb, NvU32 *rreqmb,
+				       NvU32 *entries, NvU8 **uuid, void *table)
+{
+	bool coherent;
+
+	return get_revocable(va, len, phys, wreqmb, rreqmb, entries, uuid, table, &coherent);
+}
+#endif
 
 NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, NvU64 token, NvU64 va,
 					       NvU64 len, void *table,
@@ -379,10 +502,18 @@ NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, NvU64 token, 
 NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va_space,
 				       NvU64 va, void *table)
 {
+	NV_STATUS status = put_begin(NVLAB_F_PUT_ERRNO);
 	ktime_t start = ktime_get();
 	u64 len;
 	int err;
 
+	if (status != NV_OK)
+		return status;
+	/* As for a caller that is not in the list of the memory's processes. */
+	if (nvlab_fault(NVLAB_F_PUT_FORGET)) {
+		nvlab_count(NVLAB_ACCOUNT_PUTS_NOT_FOUND);
+		return NV_ERR_OBJECT_NOT_FOUND;
+	}
 	/* The table may be gone: until RM knows it, it is a number. */
 	err = nvlab_rm_put(&start, table, &len);
 	nvlab_hold(NVLAB_H_PUT_AFTER);
@@ -416,17 +547,25 @@ NV_STATUS NV_API_CALL rm_p2p_get_gpu_info(nvidia_stack_t *sp, NvU64 va, NvU64 le
 	return *uuid ? NV_OK : NV_ERR_NO_MEMORY;
 }
 
-static NV_STATUS get_persistent(u64 va, u64 len, void **pin, u64 *phys, u32 *entries, void *table)
+static NV_STATUS get_persistent(u64 va, u64 len, void **pin, u64 *phys, u32 *entries, void *table,
+				bool forced, bool *coherent)
 {
 	struct nvlab_pinned pinned;
 	ktime_t start = ktime_get();
 	struct nvlab_dup *dup;
+	NV_STATUS status;
 	int err;
 
 	*entries = len >> NVLAB_PAGE_SHIFT;
 	err = nvlab_rm_get_persistent(&start, va, len, table, phys, *entries, &pinned, &dup);
 	if (err)
 		return status_of(err);
+	status = nvlab_gate_pin(pinned.coherent, forced);
+	if (status != NV_OK) {
+		nvlab_rm_put_persistent(&start, dup, &len);
+		return status;
+	}
+	*coherent = pinned.coherent;
 	*pin = dup;
 	nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len, NVLAB_ALL);
 	nvlab_hold(NVLAB_H_PGET_FOUND);
@@ -436,10 +575,14 @@ static NV_STATUS get_persistent(u64 va, u64 len, void **pin, u64 *phys, u32 *ent
 
 static NV_STATUS put_persistent(void *pin, void *table)
 {
+	NV_STATUS status = put_begin(NVLAB_F_PERSISTENT_PUT_ERRNO);
 	ktime_t start = ktime_get();
 	u64 len;
-	int err = nvlab_rm_put_persistent(&start, pin, &len);
+	int err;
 
+	if (status != NV_OK)
+		return status;
+	err = nvlab_rm_put_persistent(&start, pin, &len);
 	if (err)
 		return status_of(err);
 	table_put(table);
@@ -447,27 +590,45 @@ static NV_STATUS put_persistent(void *pin, void *table)
 	return NV_OK;
 }
 
-#ifdef NVLAB_MIG_INFO	/* from 555 on; no GPU here is divided, and the front keeps NULL */
+#ifdef NVLAB_GATES
+NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, NvU64 va, NvU64 len,
+						  void **pin, NvU64 *phys, NvU32 *entries,
+						  NvBool forced, void *table, void *info,
+						  void **mig, NvBool *cacheable)
+{
+	bool coherent = false;
+	NV_STATUS status = get_persistent(va, len, pin, phys, entries, table, forced, &coherent);
+
+	*cacheable = coherent && !forced;
+	return status;
+}
+#elif defined(NVLAB_MIG_INFO)
 NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, NvU64 va, NvU64 len,
 						  void **pin, NvU64 *phys, NvU32 *entries,
 						  void *table, void *info, void **mig)
 {
-	return get_persistent(va, len, pin, phys, entries, table);
-}
+	bool coherent;
 
-NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp, void *pin, void *table,
-						  void *mig)
-{
-	return put_persistent(pin, table);
+	return get_persistent(va, len, pin, phys, entries, table, false, &coherent);
 }
 #else
 NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, NvU64 va, NvU64 len,
 						  void **pin, NvU64 *phys, NvU32 *entries,
 						  void *table, void *info)
 {
-	return get_persistent(va, len, pin, phys, entries, table);
-}
+	bool coherent;
 
+	return get_persistent(va, len, pin, phys, entries, table, false, &coherent);
+}
+#endif
+
+#ifdef NVLAB_MIG_INFO	/* no GPU here is divided, and the front keeps NULL */
+NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp, void *pin, void *table,
+						  void *mig)
+{
+	return put_persistent(pin, table);
+}
+#else
 NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp, void *pin, void *table)
 {
 	return put_persistent(pin, table);
@@ -492,6 +653,13 @@ NV_STATUS NV_API_CALL nvlab_dma_map_peer(nv_dma_device_t *peer, nv_dma_device_t 
 	return nv_dma_map_peer(peer, gpu, GPU_BAR, count, addr);
 }
 
+/* Releases with gates stop at a page that fails (osapi.c, as in gates.c). */
+#ifdef NVLAB_GATES
+#define STOPS		true
+#else
+#define STOPS		false
+#endif
+
 /* Memory of a BAR, page by page. */
 static NV_STATUS map_bar(struct nvlab_gpu *gpu, nv_dma_device_t *peer, u64 page_size, u32 count,
 			 u64 *addr)
@@ -506,10 +674,12 @@ static NV_STATUS map_bar(struct nvlab_gpu *gpu, nv_dma_device_t *peer, u64 page_
 			 status_of(nvlab_map_peer(gpu, peer->dev, remap, page_size, &addr[i]));
 		if (status == NV_OK)
 			continue;
-		addr[i] = DMA_MAPPING_ERROR;
-		for (j = 0; j < i; j++)
+		/* An address that could not be translated; else it stays as it was. */
+		if (remap && i + 1 == partial)
+			addr[i] = DMA_MAPPING_ERROR;
+		for (j = i; j-- > 0;)
 			nv_dma_unmap_peer(peer, page_size / PAGE_SIZE, addr[j]);
-		if (!remap)
+		if (STOPS)
 			break;
 	}
 	return status;
@@ -531,7 +701,11 @@ static NV_STATUS map_coherent(nv_dma_device_t *peer, u64 page_size, u32 count, u
 		return status;
 	for (i = 0; i < all; i++)
 		page[i] = addr[i / each] + i % each * PAGE_SIZE;
+#ifdef NVLAB_GATES
+	status = nv_dma_map_alloc(peer, all, page, NV_FALSE, NV_FALSE, priv);
+#else
 	status = nv_dma_map_alloc(peer, all, page, NV_FALSE, priv);
+#endif
 	for (i = 0; status == NV_OK && i < all; i++) {
 		if (i % each == 0)
 			addr[i / each] = page[i];
@@ -550,33 +724,39 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp, nv_dma_device_t *
 					   NvU8 *uuid, NvU64 page_size,
 					   NvU32 count, NvU64 *addr, void **priv)
 {
-	struct nvlab_gpu *gpu = gpu_by_uuid(uuid);
-	NV_STATUS status = NV_ERR_GPU_UUID_NOT_FOUND;
+	struct nvlab_gpu *gpu;
+	NV_STATUS status;
 	u64 wrong;
 
-	if (!gpu)
-		return status;
+	*priv = NULL;
 	nvlab_hold(NVLAB_H_MAP_BEFORE);
 	status = status_of(nvlab_api_lock("dma_map_pages"));
 	if (status != NV_OK)
-		goto put;
+		return status;
+	gpu = nvlab_rm_gpu_get(uuid);
+	if (!gpu) {
+		status = NV_ERR_INVALID_ARGUMENT;
+		goto unlock;
+	}
 	wrong = nvlab_fault(NVLAB_F_MAP_TOPOLOGY) ? ENOTSUPP : nvlab_fault(NVLAB_F_MAP_ERRNO);
 	status = status_of(-(int)wrong);
 	if (status != NV_OK)
-		goto unlock;
-	*priv = NULL;
-	if (addr[0] >= gpu->start && addr[0] < gpu->start + gpu->size)
-		status = map_bar(gpu, peer, page_size, count, addr);
-	else
+		goto put;
+	if (addr[0] >= gpu->start && addr[0] < gpu->start + gpu->size) {
+		status = nvlab_gate_map(gpu, peer);
+		if (status == NV_OK)
+			status = map_bar(gpu, peer, page_size, count, addr);
+	} else {
 		status = map_coherent(peer, page_size, count, addr, priv);
+	}
 	if (status == NV_OK)
 		nvlab_add(NVLAB_ACCOUNT_MAPPED_PAGES, count);
+put:
+	nvlab_gpu_put(gpu);
 unlock:
 	nvlab_api_unlock();
 	if (status == NV_OK)
 		nvlab_hold(NVLAB_H_MAP_AFTER);
-put:
-	nvlab_gpu_put(gpu);
 	return status;
 }
 

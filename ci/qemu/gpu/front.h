@@ -51,11 +51,33 @@ struct nvlab_callback {
 /* That of the get that this task is in. */
 struct nvlab_callback *nvlab_callback_of_get(void);
 
+/* This task unmaps pages, and the fault unmap_nomem strikes or does not. */
+void nvlab_front_unmaps(bool without_memory);
+
 /* Moves the number of live mappings of @table by one, or with 0 forgets the table. */
 void nvlab_front_mapped(void *table, int by);
 
 /* Overwrites the page records of a table that is freed next. */
 void nvlab_front_poison(struct nvidia_p2p_page_table *table);
+
+/*
+ * What only later releases refuse (gates.c): that @peer maps memory of @gpu's BAR, and
+ * that memory is pinned or mapped by a dma-buf, with PCIe forced or without.
+ */
+#ifdef NVLAB_GATES
+NV_STATUS nvlab_gate_map(struct nvlab_gpu *gpu, nv_dma_device_t *peer);
+NV_STATUS nvlab_gate_pin(bool coherent, bool forced);
+#else
+static inline NV_STATUS nvlab_gate_map(struct nvlab_gpu *gpu, nv_dma_device_t *peer)
+{
+	return NV_OK;
+}
+
+static inline NV_STATUS nvlab_gate_pin(bool coherent, bool forced)
+{
+	return NV_OK;
+}
+#endif
 
 /* nv-p2p.c's exports, under the names that the command line gives them (Kbuild). */
 int nvidia_front_get_pages(uint64_t token, uint32_t va_space, uint64_t va, uint64_t len,

@@ -7,16 +7,23 @@
  * handles that come 128 at a time, duplicates of the memory objects, what is mapped by
  * the first attachment and shared by the next, how the list is made, and which locks
  * are held meanwhile. Sources of the functions here:
- * - rm_dma_buf_*: src/nvidia/arch/nvalloc/unix/src/osapi.c. A handle need not be
- *   mapped anywhere, nor fit for peer-to-peer pins. BAR1 is mapped for each handle anew,
- *   one range for each run, against the reserve of all pins.
+ * - rm_dma_buf_*: src/nvidia/arch/nvalloc/unix/src/osapi.c of 555.58.02. A handle need
+ *   not be mapped anywhere, nor fit for peer-to-peer pins. rm_dma_buf_map_mem_handle: one
+ *   range of BAR1 for each handle, mapped anew however the memory lies, and without the
+ *   reserve of pins (kern_bus.c, kbusMapFbApertureByHandle). Of coherent memory a range
+ *   for each of its pages, of which two in a row never touch here (rm.c).
+ *   rm_dma_buf_get_client_and_device: coherent memory has static addresses, so
+ *   nv-dmabuf.c fetches them at the export, without any lock, and keeps them until the
+ *   buffer goes.
  * - the locks: those of rm.c, which has one for all GPUs.
  *
- * Chosen on the strict side, because it was not read: addresses are fetched when an
- * importer maps, never at the export. Mapping takes the time of a pin.
+ * Chosen, because it was not read: mapping takes the time of a pin; with bar1_static
+ * there is a range for each run of the memory.
  *
  * Left out: MIG; NVIDIA's handles of clients and devices, for which the client of the
- * lab's device node stands; a lock for each GPU, as rm.c has one for all.
+ * lab's device node stands; a lock for each GPU, as rm.c has one for all; that a NIC
+ * should not reach coherent memory before it is mapped or after: nobody could stop it,
+ * and no access counts as a violation while the buffer is there.
  */
 #include <linux/dma-buf.h>
 #include <linux/fdtable.h>
@@ -114,30 +121,61 @@ NV_STATUS NV_API_CALL rm_release_all_gpus_lock(nvidia_stack_t *sp)
 
 /* --- resource manager --- */
 
+static NV_STATUS get_client(nvidia_stack_t *sp, nv_state_t *nv, bool forced, NvHandle *client,
+			    NvHandle *device, NvHandle *subdevice, void **mig,
+			    NvBool *static_addrs)
+{
+	NV_STATUS status = rm_acquire_api_lock(sp);
+
+	if (status != NV_OK)
+		return status;
+	nvlab_gpu_lock();
+	*client = 0;
+	*device = 0;
+	*subdevice = 0;
+	*mig = NULL;
+	*static_addrs = nv->coherent && !forced;
+	nvlab_add(NVLAB_ACCOUNT_LIVE_DMA_BUFS, 1);
+	nvlab_gpu_unlock();
+	return rm_release_api_lock(sp);
+}
+
+#ifdef NVLAB_GATES
+NV_STATUS NV_API_CALL rm_dma_buf_get_client_and_device(nvidia_stack_t *sp, nv_state_t *nv,
+						       NvHandle exporter, NvHandle memory,
+						       NvU8 forced, NvHandle *client,
+						       NvHandle *device, NvHandle *subdevice,
+						       void **mig, NvBool *static_addrs,
+						       NvBool *all_locks)
+{
+	*all_locks = NV_FALSE;
+	return get_client(sp, nv, forced, client, device, subdevice, mig, static_addrs);
+}
+#else
 NV_STATUS NV_API_CALL rm_dma_buf_get_client_and_device(nvidia_stack_t *sp, nv_state_t *nv,
 						       NvHandle exporter, NvHandle memory,
 						       NvHandle *client, NvHandle *device,
 						       NvHandle *subdevice, void **mig,
 						       NvBool *static_addrs)
 {
-	*client = 0;
-	*device = 0;
-	*subdevice = 0;
-	*mig = NULL;
-	*static_addrs = NV_FALSE;
-	nvlab_add(NVLAB_ACCOUNT_LIVE_DMA_BUFS, 1);
-	return NV_OK;
+	return get_client(sp, nv, false, client, device, subdevice, mig, static_addrs);
 }
+#endif
 
 void NV_API_CALL rm_dma_buf_put_client_and_device(nvidia_stack_t *sp, nv_state_t *nv,
 						  NvHandle client, NvHandle device,
 						  NvHandle subdevice, void *mig)
 {
+	if (WARN_ON(rm_acquire_api_lock(sp) != NV_OK))
+		return;
+	nvlab_gpu_lock();
 	nvlab_add(NVLAB_ACCOUNT_LIVE_DMA_BUFS, -1);
+	nvlab_gpu_unlock();
+	rm_release_api_lock(sp);
 }
 
 static int duplicate_new(struct nvlab_gpu *gpu, NvHandle exporter, const struct nvlab_part *part,
-			 NvHandle *handle)
+			 bool coherent, NvHandle *handle)
 {
 	struct nvlab_client *client = xa_load(&exporters, exporter);
 	struct duplicate *new = kzalloc_obj(*new);
@@ -151,8 +189,11 @@ static int duplicate_new(struct nvlab_gpu *gpu, NvHandle exporter, const struct 
 		return err;
 	}
 	new->piece.phys = kvmalloc_array(nvlab_piece_pages(&new->piece), sizeof(u64), GFP_KERNEL);
-	err = new->piece.phys ? xa_alloc(&duplicates, handle, new, xa_limit_31b, GFP_KERNEL) :
-				-ENOMEM;
+	if (new->piece.mem->coherent != coherent)
+		err = -EINVAL;	/* no real GPU has both */
+	else
+		err = new->piece.phys ? xa_alloc(&duplicates, handle, new, xa_limit_31b, GFP_KERNEL) :
+					-ENOMEM;
 	if (err) {
 		nvlab_rm_undo_duplicate(&new->piece);
 		new->undone = undone;
@@ -161,11 +202,8 @@ static int duplicate_new(struct nvlab_gpu *gpu, NvHandle exporter, const struct 
 	return err;
 }
 
-NV_STATUS NV_API_CALL rm_dma_buf_dup_mem_handle(nvidia_stack_t *sp, nv_state_t *nv,
-						NvHandle exporter, NvHandle client,
-						NvHandle device, NvHandle subdevice,
-						void *mig, NvHandle memory, NvU64 offset,
-						NvU64 size, NvHandle *handle, void **info)
+static NV_STATUS duplicate(nv_state_t *nv, NvHandle exporter, NvHandle memory, u64 offset, u64 size,
+			   NvHandle *handle)
 {
 	const struct nvlab_part part = { .handle = memory, .offset = offset, .len = size };
 	struct nvlab_gpu *gpu = nvlab_gpu_get(nv->gpu_id);
@@ -173,11 +211,38 @@ NV_STATUS NV_API_CALL rm_dma_buf_dup_mem_handle(nvidia_stack_t *sp, nv_state_t *
 
 	if (!gpu)
 		return NV_ERR_GPU_UUID_NOT_FOUND;
-	*info = NULL;
-	err = duplicate_new(gpu, exporter, &part, handle);
+	err = duplicate_new(gpu, exporter, &part, nv->coherent, handle);
 	nvlab_gpu_put(gpu);
 	return status_of(err);
 }
+
+#ifdef NVLAB_GATES
+NV_STATUS NV_API_CALL rm_dma_buf_dup_mem_handle(nvidia_stack_t *sp, nv_state_t *nv,
+						NvHandle exporter, NvHandle client,
+						NvHandle device, NvHandle subdevice,
+						void *mig, NvHandle memory, NvU64 offset,
+						NvU64 size, NvHandle *handle, void **info,
+						NvBool *can_mmap, NvU32 *cache_type,
+						NvBool *read_only, nv_memory_type_t *type)
+{
+	*info = NULL;
+	*can_mmap = NV_FALSE;
+	*cache_type = 0;
+	*read_only = NV_FALSE;
+	*type = NV_MEMORY_TYPE_FRAMEBUFFER;
+	return duplicate(nv, exporter, memory, offset, size, handle);
+}
+#else
+NV_STATUS NV_API_CALL rm_dma_buf_dup_mem_handle(nvidia_stack_t *sp, nv_state_t *nv,
+						NvHandle exporter, NvHandle client,
+						NvHandle device, NvHandle subdevice,
+						void *mig, NvHandle memory, NvU64 offset,
+						NvU64 size, NvHandle *handle, void **info)
+{
+	*info = NULL;
+	return duplicate(nv, exporter, memory, offset, size, handle);
+}
+#endif
 
 void NV_API_CALL rm_dma_buf_undup_mem_handle(nvidia_stack_t *sp, nv_state_t *nv, NvHandle client,
 					     NvHandle handle)
@@ -189,8 +254,19 @@ void NV_API_CALL rm_dma_buf_undup_mem_handle(nvidia_stack_t *sp, nv_state_t *nv,
 	undone = duplicate;
 }
 
-/* The runs of a mapped piece; into @range where there is one. Returns how many. */
-static u32 runs_of(const struct nvlab_piece *piece, nv_phys_addr_range_t *range)
+/* As NVIDIA has it. */
+#ifdef NVLAB_GATES
+#define run		MemoryRange
+#define run_addr	start
+#define run_len		size
+#else
+#define run		nv_phys_addr_range
+#define run_addr	addr
+#define run_len		len
+#endif
+
+/* The runs of a mapped piece, one in BAR1; into @range where there is one. Returns how many. */
+static u32 runs_of(const struct nvlab_piece *piece, struct run *range)
 {
 	u64 into = piece->offset & (NVLAB_GPU_PAGE - 1), left = piece->len, len, end = 0;
 	u32 page = 0, n = 0;
@@ -200,48 +276,90 @@ static u32 runs_of(const struct nvlab_piece *piece, nv_phys_addr_range_t *range)
 		if (!page || piece->phys[page] != end) {
 			n++;
 			if (range)
-				range[n - 1].addr = piece->phys[page] + into;
+				range[n - 1].run_addr = piece->phys[page] + into;
 		}
 		end = piece->phys[page] + into + len;
 		if (range)
-			range[n - 1].len = end - range[n - 1].addr;
+			range[n - 1].run_len = end - range[n - 1].run_addr;
 	}
 	return n;
 }
 
+static NV_STATUS map_handle(nv_state_t *nv, NvHandle handle, bool forced, struct run **ranges,
+			    u32 *count)
+{
+	struct duplicate *duplicate = xa_load(&duplicates, handle);
+	NV_STATUS status = nvlab_gate_pin(nv->coherent, forced);
+	int err;
+
+	if (status != NV_OK)
+		return status;
+	err = nvlab_rm_map_piece(&duplicate->piece);
+	if (err)
+		return status_of(err);
+	*count = runs_of(&duplicate->piece, NULL);
+	status = os_alloc_mem((void **)ranges, *count * sizeof(**ranges));
+	if (status != NV_OK) {
+		nvlab_rm_unmap_piece(&duplicate->piece);
+		return status;
+	}
+	runs_of(&duplicate->piece, *ranges);
+	/* Addresses of coherent memory are no mapping. */
+	if (nv->coherent)
+		return NV_OK;
+	nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, 1);
+	nvlab_count(NVLAB_ACCOUNT_DMA_BUF_MAPS);
+	return NV_OK;
+}
+
+static void unmap_handle(nv_state_t *nv, NvHandle handle, struct run *ranges)
+{
+	struct duplicate *duplicate = xa_load(&duplicates, handle);
+
+	nvlab_rm_unmap_piece(&duplicate->piece);
+	os_free_mem(ranges);
+	if (!nv->coherent)
+		nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, -1);
+}
+
+#ifdef NVLAB_GATES
+NV_STATUS NV_API_CALL rm_dma_buf_map_mem_handle(nvidia_stack_t *sp, nv_state_t *nv,
+						NvHandle client, NvHandle handle,
+						MemoryRange range, NvU8 forced, void *info,
+						NvBool static_addrs, MemoryArea *area)
+{
+	NV_STATUS status;
+	u32 count;
+
+	status = map_handle(nv, handle, forced, &area->pRanges, &count);
+	if (status == NV_OK)
+		area->numRanges = count;
+	return status;
+}
+
+void NV_API_CALL rm_dma_buf_unmap_mem_handle(nvidia_stack_t *sp, nv_state_t *nv, NvHandle client,
+					     NvHandle handle, NvU8 forced, void *info,
+					     NvBool static_addrs, MemoryArea area)
+{
+	unmap_handle(nv, handle, area.pRanges);
+}
+#else
 NV_STATUS NV_API_CALL rm_dma_buf_map_mem_handle(nvidia_stack_t *sp, nv_state_t *nv,
 						NvHandle client, NvHandle handle,
 						NvU64 offset, NvU64 size, void *info,
 						nv_phys_addr_range_t **ranges, NvU32 *count)
 {
-	struct duplicate *duplicate = xa_load(&duplicates, handle);
-	int err = nvlab_rm_map_piece(&duplicate->piece);
-
-	if (err)
-		return status_of(err);
-	*count = runs_of(&duplicate->piece, NULL);
-	*ranges = kvmalloc_array(*count, sizeof(**ranges), GFP_KERNEL);
-	if (!*ranges) {
-		nvlab_rm_unmap_piece(&duplicate->piece);
-		return NV_ERR_NO_MEMORY;
-	}
-	runs_of(&duplicate->piece, *ranges);
-	nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, 1);
-	nvlab_count(NVLAB_ACCOUNT_DMA_BUF_MAPS);
-	return NV_OK;
+	return map_handle(nv, handle, false, ranges, count);
 }
 
 void NV_API_CALL rm_dma_buf_unmap_mem_handle(nvidia_stack_t *sp, nv_state_t *nv, NvHandle client,
 					     NvHandle handle, NvU64 size,
 					     nv_phys_addr_range_t **ranges, NvU32 count)
 {
-	struct duplicate *duplicate = xa_load(&duplicates, handle);
-
-	nvlab_rm_unmap_piece(&duplicate->piece);
-	kvfree(*ranges);
+	unmap_handle(nv, handle, *ranges);
 	*ranges = NULL;
-	nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, -1);
 }
+#endif
 
 /* --- the ioctl --- */
 
@@ -256,6 +374,8 @@ static int errno_of(NV_STATUS status)
 		return -ENOENT;
 	case NV_ERR_INVALID_ARGUMENT:
 		return -EINVAL;
+	case NV_ERR_NOT_SUPPORTED:
+		return -EOPNOTSUPP;
 	default:
 		return -EIO;
 	}
@@ -320,6 +440,13 @@ static int export(nv_state_t *nv, const struct nvlab_part *part, u32 count,
 	return 0;
 }
 
+/* Whether an export can be forced to PCIe. */
+#ifdef NVLAB_GATES
+#define FORCED_MAX	NV_DMABUF_EXPORT_MAPPING_TYPE_FORCE_PCIE
+#else
+#define FORCED_MAX	0
+#endif
+
 int nvlab_dma_buf_export(struct nvlab_client *client, struct nvlab_export *req)
 {
 	nv_ioctl_export_to_dma_buf_fd_t *params;
@@ -327,12 +454,16 @@ int nvlab_dma_buf_export(struct nvlab_client *client, struct nvlab_export *req)
 	struct nvlab_gpu *gpu;
 	int err;
 
-	if (!req->count || req->count > NVLAB_EXPORT_MAX || req->pad)
+	if (!req->count || req->count > NVLAB_EXPORT_MAX || req->forced > FORCED_MAX)
 		return -EINVAL;
 	part = vmemdup_array_user(u64_to_user_ptr(req->parts), req->count, sizeof(*part));
 	if (IS_ERR(part))
 		return PTR_ERR(part);
 	params = kzalloc_obj(*params);
+#ifdef NVLAB_GATES
+	if (params)
+		params->mappingType = req->forced;
+#endif
 	gpu = nvlab_gpu_get(req->gpu);
 	err = !params ? -ENOMEM : !gpu ? -ENODEV :
 	      xa_alloc(&exporters, &params->hClient, client, xa_limit_31b, GFP_KERNEL);

@@ -11,11 +11,13 @@
  * armed), so what the callback would touch is kept for a while.
  *
  * Also a DMA engine: a single access of any PCI device over the lab's fabric, to
- * show what the fabric and the GPU answer without a NIC's whole stack.
+ * show what the fabric and the GPU answer without a NIC's whole stack; and an
+ * importer of dma-bufs that only attaches.
  *
  * Left out: mapping the BAR into the process. One lock per file guards what the
  * callback changes; it is never held over a call of the provider.
  */
+#include <linux/dma-buf.h>
 #include <linux/fs.h>
 #include <linux/list.h>
 #include <linux/miscdevice.h>
@@ -24,10 +26,17 @@
 #include <linux/slab.h>
 #include <linux/spinlock.h>
 #include <linux/uaccess.h>
+#include <linux/version.h>
 
 #include "lab_pcie.h"
 #include "nvlab_uapi.h"
 #include "p2p.h"
+
+#if KERNEL_VERSION(6, 13, 0) > LINUX_VERSION_CODE
+MODULE_IMPORT_NS(DMA_BUF);
+#else
+MODULE_IMPORT_NS("DMA_BUF");
+#endif
 
 struct gdr_file {
 	struct mutex lock;	/* over every ioctl of this file */
@@ -81,7 +90,7 @@ static int pin_new(struct gdr_file *f, struct nvlab_gdr_pin *req)
 	struct gdr_pin *pin;
 	int err;
 
-	if (req->flags & ~(NVLAB_GDR_PERSISTENT | NVLAB_GDR_REENTER))
+	if (req->flags & ~(NVLAB_GDR_PERSISTENT | NVLAB_GDR_REENTER | NVLAB_GDR_FORCE_PCIE))
 		return -EINVAL;
 	pin = kzalloc_obj(*pin);
 	if (!pin)
@@ -91,7 +100,7 @@ static int pin_new(struct gdr_file *f, struct nvlab_gdr_pin *req)
 	pin->reenter = req->flags & NVLAB_GDR_REENTER;
 	err = pin->persistent ?
 	      nvidia_p2p_get_pages_persistent(req->va, req->len, &pin->table,
-					      0) :
+					      !!(req->flags & NVLAB_GDR_FORCE_PCIE)) :
 	      nvidia_p2p_get_pages(0, 0, req->va, req->len, &pin->table,
 				   gdr_revoked, pin);
 	if (err) {
@@ -171,6 +180,30 @@ static int dma_once(struct nvlab_gdr_dma *req)
 	return err;
 }
 
+static int attach_once(const struct nvlab_gdr_attach *req)
+{
+	struct pci_dev *peer = peer_get(req->domain, req->bus, req->device, req->function);
+	struct dma_buf_attachment *attachment;
+	struct dma_buf *buf;
+	int err = 0;
+
+	if (!peer)
+		return -ENODEV;
+	buf = dma_buf_get(req->fd);
+	if (IS_ERR(buf)) {
+		pci_dev_put(peer);
+		return PTR_ERR(buf);
+	}
+	attachment = dma_buf_attach(buf, &peer->dev);
+	if (IS_ERR(attachment))
+		err = PTR_ERR(attachment);
+	else
+		dma_buf_detach(buf, attachment);
+	dma_buf_put(buf);
+	pci_dev_put(peer);
+	return err;
+}
+
 static int pin_map(struct gdr_file *f, struct nvlab_gdr_map *req)
 {
 	struct gdr_pin *pin = pin_find(f, req->handle);
@@ -200,6 +233,7 @@ union args {
 	struct nvlab_gdr_state state;
 	struct nvlab_gdr_map map;
 	struct nvlab_gdr_dma dma;
+	struct nvlab_gdr_attach attach;
 };
 
 static int dispatch(struct gdr_file *f, unsigned int cmd, union args *a)
@@ -213,6 +247,8 @@ static int dispatch(struct gdr_file *f, unsigned int cmd, union args *a)
 		return pin_map(f, &a->map);
 	case NVLAB_GDR_IOC_DMA:
 		return dma_once(&a->dma);
+	case NVLAB_GDR_IOC_ATTACH:
+		return attach_once(&a->attach);
 	case NVLAB_GDR_IOC_UNPIN:
 	case NVLAB_GDR_IOC_UNMAP:
 	case NVLAB_GDR_IOC_STATE:

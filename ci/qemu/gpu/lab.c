@@ -37,7 +37,8 @@
  * Write "reset" to zero the counters (not the gauges), "forget_leaked" to zero
  * leaked_tables, "shut_down_idle" to end the pins of GPUs that nobody holds
  * open: those whose put has failed, "forgive" to end an unbind that waits for a
- * persistent pin. After a test these must be 0: live_pins, live_persistent,
+ * persistent pin, "use_gpu" to take the GPU lock alone, as an interrupt's work does:
+ * hold point gpu_busy. After a test these must be 0: live_pins, live_persistent,
  * live_dma_bufs, live_mappings, live_allocations, bar1_used, leaked_tables,
  * callbacks_running, violations.
  */
@@ -59,7 +60,7 @@ static const char * const counter_names[NVLAB_ACCOUNT_COUNT] = {
 	[NVLAB_ACCOUNT_MEMORY_USED] = "memory_used",
 	/* kernel memory of the page tables; what that takes in differs by flavour */
 	[NVLAB_ACCOUNT_TABLE_BYTES] = "table_bytes",
-	/* tables lost by the driver's own bug (docs/facts.md#get) */
+	/* tables lost by nv-p2p.c's own bug, as nvlab-selftest's gaps shows */
 	[NVLAB_ACCOUNT_LEAKED_TABLES] = "leaked_tables",
 	[NVLAB_ACCOUNT_CALLBACKS_RUNNING] = "callbacks_running",
 	/* Counters. */
@@ -73,11 +74,9 @@ static const char * const counter_names[NVLAB_ACCOUNT_COUNT] = {
 	[NVLAB_ACCOUNT_PERSISTENT_PUTS] = "persistent_puts",
 	[NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES] = "persistent_put_failures",
 	[NVLAB_ACCOUNT_DMA_MAPS] = "dma_maps",
-	[NVLAB_ACCOUNT_DMA_MAP_FAILURES] = "dma_map_failures",
 	/* of the tables that dma_map_pages mapped */
 	[NVLAB_ACCOUNT_MAPPED_PAGES] = "mapped_pages",
 	[NVLAB_ACCOUNT_DMA_UNMAPS] = "dma_unmaps",
-	[NVLAB_ACCOUNT_DMA_UNMAPS_NOT_FOUND] = "dma_unmaps_not_found",
 	[NVLAB_ACCOUNT_DMA_BUFS] = "dma_bufs",	/* exported */
 	[NVLAB_ACCOUNT_DMA_BUF_MAPS] = "dma_buf_maps",	/* of handles */
 	[NVLAB_ACCOUNT_CALLBACKS] = "callbacks",
@@ -110,25 +109,25 @@ struct setting {
 
 #define SETTING(name, normal, min, max) { name, normal, min, max, normal }
 /* What only the other flavour can change has one value here: any other is -EOPNOTSUPP. */
-#ifdef NVLAB_FRONT
-enum { ODD_FLAVOUR = 0 };
-#else
-enum { ODD_FLAVOUR = 1 };
-#endif
 #define ONLY_ODD(name, normal, min, max, front) \
-	SETTING(name, ODD_FLAVOUR ? (normal) : (front), \
-		ODD_FLAVOUR ? (min) : (front), ODD_FLAVOUR ? (max) : (front))
+	SETTING(name, NVLAB_IS_ODD ? (normal) : (front), \
+		NVLAB_IS_ODD ? (min) : (front), NVLAB_IS_ODD ? (max) : (front))
+/* What no release before 580 has (gates.c). */
+#ifdef NVLAB_GATES
+enum { GATES = 1 };
+#else
+enum { GATES = 0 };
+#endif
 #define ONLY_FRONT(name, normal, min, max, odd) \
-	SETTING(name, ODD_FLAVOUR ? (odd) : (normal), \
-		ODD_FLAVOUR ? (odd) : (min), ODD_FLAVOUR ? (odd) : (max))
+	SETTING(name, NVLAB_IS_ODD ? (odd) : (normal), \
+		NVLAB_IS_ODD ? (odd) : (min), NVLAB_IS_ODD ? (odd) : (max))
 
 static struct setting config[NVLAB_C_COUNT] = {
 	/* Version word of a table; 0x10002: drivers up to 575. */
 	[NVLAB_C_TABLE_VERSION] = ONLY_ODD("table_version", 0x20000, 0, U32_MAX, 0x10002),
 	/*
 	 * 595: dma_map_pages answers raw bus addresses, as every release does on kernels
-	 * from 6.12 on. 550: as on older kernels, one dma_map_resource per 64 KiB; pages
-	 * that fail do not stop the loop, and the last page's status is returned.
+	 * from 6.12 on. 550: as on older kernels, one dma_map_resource per 64 KiB.
 	 */
 	[NVLAB_C_DMA_MODE] = ONLY_FRONT("dma_mode", 595, 550, 595, 595),
 	/* NVLAB_LAYOUT_*: 1 contiguous, 2 broken at 2 MiB, 3 broken at 64 KiB, 4 shuffled. */
@@ -188,20 +187,25 @@ static struct setting config[NVLAB_C_COUNT] = {
 	 * 1: on this chipset the driver lets a NIC have memory of a GPU below a common
 	 * switch only, by a pin or by a dma-buf (>= 580).
 	 */
-	[NVLAB_C_UNAPPROVED_CHIPSET] = ONLY_ODD("unapproved_chipset", 0, 0, 1, 0),
+	[NVLAB_C_UNAPPROVED_CHIPSET] = SETTING("unapproved_chipset", 0, 0, NVLAB_IS_ODD || GATES),
+	/* 1: coherent memory counts as localized, which no NIC may have (gates.c). */
+	[NVLAB_C_LOCALIZED] = SETTING("localized", 0, 0, GATES),
 };
 
 /*
  * Nanoseconds, all 0 by default: how long a whole call takes, the stand-in's own
  * work included (which may take longer). Waiting for the RM API lock comes on
  * top; three quarters of the time pass under it. "v100" on a line of its own
- * sets what was published for that card.
+ * sets what was published for that card. gpu_start and gpu_stop: how long the first
+ * open of a GPU takes, and the last close, besides. Front flavour: odd.c opens nothing.
  */
 static struct setting cost[NVLAB_T_COUNT] = {
 	[NVLAB_T_PIN_BASE] = SETTING("pin_base", 0, 0, NSEC_PER_SEC),
 	[NVLAB_T_PIN_GIB] = SETTING("pin_gib", 0, 0, NSEC_PER_SEC),
 	[NVLAB_T_UNPIN_BASE] = SETTING("unpin_base", 0, 0, NSEC_PER_SEC),
 	[NVLAB_T_UNPIN_GIB] = SETTING("unpin_gib", 0, 0, NSEC_PER_SEC),
+	[NVLAB_T_GPU_START] = SETTING("gpu_start", 0, 0, NSEC_PER_SEC),
+	[NVLAB_T_GPU_STOP] = SETTING("gpu_stop", 0, 0, NSEC_PER_SEC),
 	[NVLAB_T_SLEEP] = SETTING("sleep", 0, 0, 1),	/* 0: busy wait */
 };
 
@@ -256,7 +260,7 @@ static int setting_write(struct setting *table, unsigned int count, int words,
 		return -EINVAL;
 	if (table[i].min == table[i].max && v != table[i].min)
 		return -EOPNOTSUPP;
-	if (table == config && i == NVLAB_C_COHERENT && v == 2 && !ODD_FLAVOUR)
+	if (table == config && i == NVLAB_C_COHERENT && v == 2 && !NVLAB_IS_ODD)
 		return -EOPNOTSUPP;
 	if (v < table[i].min || v > table[i].max)
 		return -EINVAL;
@@ -290,18 +294,28 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 	/*
 	 * Get, of both kinds, fails with -ENOMEM. 1: at the first allocation, before
 	 * ownership is known. 2: at the table, after the RM API lock was taken and
-	 * dropped.
+	 * dropped. 3, of a revocable get: at the GPU's number. RM keeps the pin, which has
+	 * no callback, until the memory is freed, by the address of a table that is freed.
 	 */
 	[NVLAB_F_GET_NOMEM] = "get_nomem",
 	/* Errno of a revocable get after the range was found. 22 (EINVAL) is "not mine". */
 	[NVLAB_F_GET_ERRNO] = "get_errno",
 	/* Errno of a persistent get after the range was found. 524 is ENOTSUPP. */
 	[NVLAB_F_PERSISTENT_ERRNO] = "persistent_errno",
-	/* Errno of a revocable put that has done nothing: the callback stays armed. */
+	/*
+	 * Errno of RM in a revocable put: it has done nothing, nv-p2p.c warns, and the
+	 * callback stays armed. A get that undoes itself puts, too.
+	 */
 	[NVLAB_F_PUT_ERRNO] = "put_errno",
-	/* Errno of a persistent put: the pin stays, without its reference to the GPU. */
+	/*
+	 * Errno of RM in a persistent put: nv-p2p.c warns, gives the GPU back all the
+	 * same, and the pin stays.
+	 */
 	[NVLAB_F_PERSISTENT_PUT_ERRNO] = "persistent_put_errno",
-	/* 1: a revocable put returns 0 and does nothing: the callback stays armed. */
+	/*
+	 * 1: RM does not find the pin of a revocable put, as for a process that has left
+	 * the memory's list: nv-p2p.c returns 0, and the callback stays armed.
+	 */
 	[NVLAB_F_PUT_FORGET] = "put_forget",
 	/* 1: the client's free callback is called twice. */
 	[NVLAB_F_CALLBACK_DOUBLE] = "callback_double",
@@ -312,10 +326,20 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 	[NVLAB_F_CALLBACK_NONE] = "callback_none",
 	/* Errno of dma_map_pages, after the RM API lock. */
 	[NVLAB_F_MAP_ERRNO] = "map_errno",
-	/* n+1: page n of dma_map_pages cannot be mapped; dma_mode decides what follows. */
+	/*
+	 * n+1: page n of dma_map_pages cannot be mapped. Of memory in a BAR NVIDIA's front
+	 * goes on and answers what the last page has; the odd flavour stops there.
+	 */
 	[NVLAB_F_MAP_PARTIAL] = "map_partial",
 	/* 1: dma_map_pages is -ENOTSUPP: the chipset is refused (>= 580). */
 	[NVLAB_F_MAP_TOPOLOGY] = "map_topology",
+	/* The GPU cannot be opened for a persistent pin or a dma-buf: ENODEV or EIO. */
+	[NVLAB_F_OPEN_ERRNO] = "open_errno",
+	/*
+	 * 1: dma_unmap_pages has no memory for what it needs to unmap coherent memory:
+	 * nv-p2p.c warns, says that it is done, and the mapping stays.
+	 */
+	[NVLAB_F_UNMAP_NOMEM] = "unmap_nomem",
 	/* Version word of the next table. */
 	[NVLAB_F_TABLE_VERSION] = "table_version",
 	/* Its page_size field. 0 cannot be set; 4 KiB is value 0x100. */
@@ -385,10 +409,11 @@ static int name_find(const char * const *names, unsigned int count,
 /* NVIDIA's own front makes no odd tables, and the odd flavour has the plainest get and put. */
 static bool fault_can_strike(int at, u64 value)
 {
-	if (!ODD_FLAVOUR)
-		return at < NVLAB_F_TABLE_VERSION && (at != NVLAB_F_GET_NOMEM || value < 3);
+	if (!NVLAB_IS_ODD)
+		return at < NVLAB_F_TABLE_VERSION && (at != NVLAB_F_GET_NOMEM || value < 4);
 	return at != NVLAB_F_PUT_ERRNO && at != NVLAB_F_PERSISTENT_PUT_ERRNO &&
 	       at != NVLAB_F_PUT_FORGET && at != NVLAB_F_CALLBACK_DOUBLE &&
+	       at != NVLAB_F_OPEN_ERRNO && at != NVLAB_F_UNMAP_NOMEM &&
 	       (at != NVLAB_F_GET_NOMEM || value < 2);
 }
 
@@ -485,6 +510,8 @@ static const char * const hold_names[NVLAB_H_COUNT] = {
 	[NVLAB_H_CALLBACK_AFTER] = "callback_after",
 	/* In the thread nv_queue, before a deferred close. */
 	[NVLAB_H_DEFERRED] = "deferred",
+	/* Under the GPU lock, without the RM API lock: see accounting, use_gpu. */
+	[NVLAB_H_GPU_BUSY] = "gpu_busy",
 };
 
 static struct hold holds[NVLAB_H_COUNT];
@@ -542,7 +569,7 @@ static int holds_write(int words, char **word)
 	at = name_find(hold_names, NVLAB_H_COUNT, word[1]);
 	if (at < 0)
 		return -EINVAL;
-	if (ODD_FLAVOUR && at != NVLAB_H_PUT_LOCKED && at != NVLAB_H_CALLBACK_BEFORE &&
+	if (NVLAB_IS_ODD && at != NVLAB_H_PUT_LOCKED && at != NVLAB_H_CALLBACK_BEFORE &&
 	    at != NVLAB_H_DEFERRED)
 		return -EOPNOTSUPP;
 	if (!strcmp(word[0], "release")) {
@@ -744,6 +771,8 @@ static int chunks_show(struct seq_file *s, void *unused)
 /*
  * --- the remaining files ---
  *
+ * driver: a line "name value" each: flavour (nvidia, odd, closed) and version.
+ *
  * pins, live pins and mappings:
  *   kind=revocable pid=123 gpu=0 va=0x... len=65536 entries=1 mappings=1 table=0xffff... armed=1
  * pid is who pinned, table the key's kernel address; armed is 0 until the callback
@@ -755,6 +784,12 @@ static int chunks_show(struct seq_file *s, void *unused)
  * memory. kind says whose extents these are: of a process's revocable pins, of the
  * duplicate that persistent pins share, or of a dma-buf.
  */
+
+static int driver_show(struct seq_file *s, void *unused)
+{
+	seq_printf(s, "flavour %s\nversion %s\n", NVLAB_FLAVOUR, NVLAB_VERSION);
+	return 0;
+}
 
 static int accounting_show(struct seq_file *s, void *unused)
 {
@@ -774,6 +809,12 @@ static int accounting_write(int words, char **word)
 		return nvlab_rm_shut_down_idle();
 	if (words == 1 && !strcmp(word[0], "forgive")) {
 		nvlab_gpus_forgive();
+		return 0;
+	}
+	if (words == 1 && !strcmp(word[0], "use_gpu")) {
+		nvlab_gpu_lock();
+		nvlab_hold(NVLAB_H_GPU_BUSY);
+		nvlab_gpu_unlock();
 		return 0;
 	}
 	/* The tables themselves stay until the module goes. */
@@ -847,6 +888,7 @@ struct lab_file {
 };
 
 static const struct lab_file lab_files[] = {
+	{ "driver", driver_show, NULL },
 	{ "accounting", accounting_show, accounting_write },
 	{ "config", config_show, config_write },
 	{ "cost", cost_show, cost_write },

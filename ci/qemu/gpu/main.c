@@ -4,17 +4,21 @@
  *
  * Models: a PCI driver called "nvidia" bound to a device whose BAR holds video
  * memory, through BAR1 (bar1.h): the 64 KiB behind an address of the BAR are
- * those that an extent maps there. Endpoint of the lab's PCIe fabric, where
- * every access of a NIC to 64 KiB that no extent maps is a violation: it is
- * counted, the first one is logged, a write is lost and a read finds ones. A
- * live persistent pin holds the module, as it holds the real driver. An unbind
- * takes the GPU off the list first and then waits until nobody uses it, as in 595.
- * A persistent pin that is put after that, or a dma-buf that ends, leaves its
+ * those that an extent maps there. Endpoint of the lab's PCIe fabric, where every
+ * access of a NIC to 64 KiB that no extent maps is a violation: it is counted,
+ * the first one is logged, a write is lost and a read finds ones. A live
+ * persistent pin holds the module, as it holds the real driver. An unbind takes
+ * the GPU off the list first and then waits until nobody uses it, as in 595. A
+ * persistent pin that is put after that, or a dma-buf that ends, leaves its
  * reference behind, and the unbind never ends (docs/facts.md#persistent).
  *
  * Extents are looked at, not MRs: an MR whose own pin is gone is no violation
- * while another live pin holds the extent, or a later one has its addresses.
- * Who may still use an MR is the NIC's to tell (ofed/rxe/rxe_peer.c).
+ * while another live pin holds the extent, or a later one has its addresses. Who
+ * may still use an MR is the NIC's to tell (ofed/rxe/rxe_peer.c).
+ *
+ * A GPU is started by the first who opens it and shut down by the last who closes
+ * it, under its ldata_lock (kernel-open/nvidia/nv.c, nv_open_device). Who has
+ * memory has it open, and so has a persistent pin or a dma-buf.
  *
  * Left out: everything else a GPU does. A program that has allocated nothing is
  * no user. A test can end the unbind's wait (nvlab_gpus_forgive()), which nothing
@@ -39,6 +43,8 @@
 
 /* Without those whose unbind has begun. */
 static struct nvlab_gpu *gpus[NVLAB_MAX_GPUS];
+/* With them, until nobody uses them: what RM knows. */
+static LIST_HEAD(attached);
 static DEFINE_SPINLOCK(gpus_lock);
 
 unsigned int nvlab_gpu_count(void)
@@ -63,6 +69,22 @@ struct nvlab_gpu *nvlab_gpu_get(unsigned int index)
 		atomic_inc(&gpu->handles);
 	spin_unlock(&gpus_lock);
 	return gpu;
+}
+
+struct nvlab_gpu *nvlab_rm_gpu_get(const u8 *uuid)
+{
+	struct nvlab_gpu *gpu, *found = NULL;
+
+	spin_lock(&gpus_lock);
+	list_for_each_entry(gpu, &attached, node_attached) {
+		if (memcmp(gpu->uuid, uuid, NVLAB_UUID_LEN))
+			continue;
+		atomic_inc(&gpu->handles);
+		found = gpu;
+		break;
+	}
+	spin_unlock(&gpus_lock);
+	return found;
 }
 
 /* Under the lock: whoever waits in gpu_remove() frees the GPU. */
@@ -97,6 +119,32 @@ void nvlab_gpu_unpin(struct nvlab_gpu *gpu)
 	spin_unlock(&gpus_lock);
 }
 
+void nvlab_gpu_opened(struct nvlab_gpu *gpu)
+{
+	if (!gpu->opens++)
+		nvlab_spend(ktime_get(), NVLAB_T_GPU_START, NVLAB_T_PIN_GIB, 0, NVLAB_ALL);
+}
+
+void nvlab_gpu_closed(struct nvlab_gpu *gpu)
+{
+	if (!--gpu->opens)
+		nvlab_spend(ktime_get(), NVLAB_T_GPU_STOP, NVLAB_T_PIN_GIB, 0, NVLAB_ALL);
+}
+
+void nvlab_gpu_open(struct nvlab_gpu *gpu)
+{
+	mutex_lock(&gpu->ldata_lock);
+	nvlab_gpu_opened(gpu);
+	mutex_unlock(&gpu->ldata_lock);
+}
+
+void nvlab_gpu_close(struct nvlab_gpu *gpu)
+{
+	mutex_lock(&gpu->ldata_lock);
+	nvlab_gpu_closed(gpu);
+	mutex_unlock(&gpu->ldata_lock);
+}
+
 static bool forgiven;	/* under gpus_lock */
 
 void nvlab_gpus_forgive(void)
@@ -107,15 +155,18 @@ void nvlab_gpus_forgive(void)
 	spin_unlock(&gpus_lock);
 }
 
-static bool gpu_is_used(struct nvlab_gpu *gpu)
+/* Takes the GPU from RM, unless it is in use. */
+static bool gpu_detach(struct nvlab_gpu *gpu)
 {
 	bool used;
 
 	spin_lock(&gpus_lock);
 	used = atomic_read(&gpu->handles) ||
 	       (atomic_read(&gpu->users) && !forgiven);
+	if (!used)
+		list_del_init(&gpu->node_attached);
 	spin_unlock(&gpus_lock);
-	return used;
+	return !used;
 }
 
 /* The page of video memory behind a byte of the BAR. */
@@ -171,6 +222,7 @@ static int gpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		kfree(gpu);
 		return -ENOSPC;
 	}
+	mutex_init(&gpu->ldata_lock);
 	gpu->pdev = pdev;
 	gpu->start = pci_resource_start(pdev, GPU_BAR);
 	gpu->size = pci_resource_len(pdev, GPU_BAR);
@@ -202,6 +254,7 @@ static int gpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	pci_set_drvdata(pdev, gpu);
 	spin_lock(&gpus_lock);
 	gpus[gpu->index] = gpu;
+	list_add_tail(&gpu->node_attached, &attached);
 	spin_unlock(&gpus_lock);
 	pr_info("GPU %u: %s, %llu MiB of video memory at %pa\n", gpu->index,
 		pci_name(pdev), gpu->size >> 20, &gpu->start);
@@ -230,10 +283,11 @@ static void gpu_remove(struct pci_dev *pdev)
 	gpus[gpu->index] = NULL;
 	forgiven = false;
 	spin_unlock(&gpus_lock);
-	if (gpu_is_used(gpu))
+	if (!gpu_detach(gpu)) {
 		pr_notice("GPU %u is removed while it is in use: waiting\n",
 			  gpu->index);
-	wait_var_event(gpus, !gpu_is_used(gpu));
+		wait_var_event(gpus, gpu_detach(gpu));
+	}
 	nvlab_ctl_remove_gpu(gpu);
 	lab_pcie_remove_bar(pdev, GPU_BAR);
 	nvlab_gpu_exit(gpu);
@@ -262,8 +316,8 @@ static int version_show(struct seq_file *s, void *unused)
 	seq_printf(s, "NVRM version: NVIDIA UNIX %s Kernel Module  %s  (lab stand-in)\n",
 		   utsname()->machine, NVLAB_VERSION);
 #else
-	seq_printf(s, "NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  (lab stand-in)\n",
-		   utsname()->machine, NVLAB_VERSION);
+	seq_printf(s, "NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  (lab stand-in%s)\n",
+		   utsname()->machine, NVLAB_VERSION, NVLAB_IS_ODD ? ", odd flavour" : "");
 #endif
 	return 0;
 }
@@ -273,6 +327,7 @@ static int __init nvlab_init(void)
 	struct proc_dir_entry *dir;
 	int err;
 
+	pr_info("%s\n", NVLAB_DRIVER);
 	err = nvlab_p2p_init();
 	if (err)
 		return err;
@@ -326,3 +381,5 @@ MODULE_LICENSE("GPL");
 MODULE_LICENSE("Dual MIT/GPL");
 #endif
 MODULE_VERSION(NVLAB_VERSION);
+/* The lab's program reads it from the file (lab/src/parts.rs). */
+MODULE_INFO(lab_driver, NVLAB_DRIVER);

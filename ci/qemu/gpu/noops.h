@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * The exports of nvidia.ko that do nothing any more, for modules written
- * against NVIDIA's header (docs/facts.md#provider-map). In the module that is
+ * against NVIDIA's header, as in nv-p2p.c. In the module that is
  * called nvidia.ko: odd.c in the odd flavour, closed.c in the closed one.
  */
 

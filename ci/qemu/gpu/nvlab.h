@@ -20,11 +20,25 @@
 #include "bar1.h"
 #include "nvlab_uapi.h"
 
-/* NVLAB_FRONT is the version of NVIDIA's own front, where that is built in. */
+/*
+ * What this driver is, in a word for tests and in a line for screens and logs.
+ * NVLAB_FRONT is the version of NVIDIA's own front, where that is built in.
+ */
 #ifdef NVLAB_FRONT
 #define NVLAB_VERSION	NVLAB_FRONT
+#define NVLAB_FLAVOUR	"nvidia"
+#define NVLAB_DRIVER	"NVIDIA's driver front " NVLAB_FRONT
+#define NVLAB_IS_ODD	0
 #else
 #define NVLAB_VERSION	"595.45.04"
+#ifdef NVLAB_CLOSED_CORE
+#define NVLAB_FLAVOUR	"closed"
+#else
+#define NVLAB_FLAVOUR	"odd"
+#endif
+#define NVLAB_DRIVER	"the lab's own driver front (" NVLAB_FLAVOUR ", calls itself " \
+			NVLAB_VERSION ")"
+#define NVLAB_IS_ODD	1
 #endif
 #define NVLAB_PAGE_SHIFT	16
 #define NVLAB_UUID_LEN	16
@@ -34,6 +48,7 @@
 /* One GPU: the memory BAR of one ivshmem device. */
 struct nvlab_gpu {
 	unsigned int index;
+	struct list_head node_attached;
 	struct pci_dev *pdev;
 	struct miscdevice *node;
 	u8 *kva;
@@ -44,6 +59,9 @@ struct nvlab_gpu {
 	struct mutex mem_lock;
 	struct bar1 bar1;	/* written under the RM API lock */
 	struct bar1_user driver;	/* RM's own subdevice object, for persistent pins */
+	struct bar1_user buffers;	/* dma-bufs, of which RM counts nothing */
+	struct mutex ldata_lock;	/* over open and close */
+	unsigned int opens;	/* under ldata_lock */
 	atomic_t users;		/* persistent pins */
 	atomic_t handles;	/* pieces of memory, and who looks at it now */
 };
@@ -104,10 +122,8 @@ enum nvlab_counter {
 	NVLAB_ACCOUNT_PERSISTENT_PUTS,
 	NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES,
 	NVLAB_ACCOUNT_DMA_MAPS,
-	NVLAB_ACCOUNT_DMA_MAP_FAILURES,
 	NVLAB_ACCOUNT_MAPPED_PAGES,
 	NVLAB_ACCOUNT_DMA_UNMAPS,
-	NVLAB_ACCOUNT_DMA_UNMAPS_NOT_FOUND,
 	NVLAB_ACCOUNT_DMA_BUFS,
 	NVLAB_ACCOUNT_DMA_BUF_MAPS,
 	NVLAB_ACCOUNT_CALLBACKS,
@@ -152,6 +168,7 @@ enum nvlab_config_name {
 	NVLAB_C_PAGE_SIZE,
 	NVLAB_C_LAYOUT_SEED,
 	NVLAB_C_UNAPPROVED_CHIPSET,
+	NVLAB_C_LOCALIZED,
 	NVLAB_C_COUNT
 };
 
@@ -168,6 +185,8 @@ enum nvlab_cost_name {
 	NVLAB_T_PIN_GIB,
 	NVLAB_T_UNPIN_BASE,
 	NVLAB_T_UNPIN_GIB,
+	NVLAB_T_GPU_START,
+	NVLAB_T_GPU_STOP,
 	NVLAB_T_SLEEP,
 	NVLAB_T_COUNT
 };
@@ -197,6 +216,8 @@ enum nvlab_fault_name {
 	NVLAB_F_MAP_ERRNO,
 	NVLAB_F_MAP_PARTIAL,
 	NVLAB_F_MAP_TOPOLOGY,
+	NVLAB_F_OPEN_ERRNO,
+	NVLAB_F_UNMAP_NOMEM,
 	NVLAB_F_TABLE_VERSION,
 	NVLAB_F_TABLE_PAGE_SIZE,
 	NVLAB_F_TABLE_SHORT,
@@ -234,6 +255,7 @@ enum nvlab_hold_name {
 	NVLAB_H_CALLBACK_BEFORE,
 	NVLAB_H_CALLBACK_AFTER,
 	NVLAB_H_DEFERRED,
+	NVLAB_H_GPU_BUSY,
 	NVLAB_H_COUNT
 };
 
@@ -254,9 +276,19 @@ unsigned int nvlab_gpu_count(void);
 /* Returns NULL, or the GPU, which stays until nvlab_gpu_put(). */
 struct nvlab_gpu *nvlab_gpu_get(unsigned int index);
 void nvlab_gpu_put(struct nvlab_gpu *gpu);
+/* The same by its number, also while an unbind waits for those who use it. */
+struct nvlab_gpu *nvlab_rm_gpu_get(const u8 *uuid);
 /* Takes a persistent pin's reference; -ENODEV when the GPU's unbind has begun. */
 int nvlab_gpu_pin(struct nvlab_gpu *gpu);
 void nvlab_gpu_unpin(struct nvlab_gpu *gpu);
+/*
+ * The first to open a GPU starts it, and the last to close it shuts it down. The first two
+ * take ldata_lock, the others are called under it.
+ */
+void nvlab_gpu_open(struct nvlab_gpu *gpu);
+void nvlab_gpu_close(struct nvlab_gpu *gpu);
+void nvlab_gpu_opened(struct nvlab_gpu *gpu);
+void nvlab_gpu_closed(struct nvlab_gpu *gpu);
 /* Ends an unbind that waits for a persistent pin. */
 void nvlab_gpus_forgive(void);
 
@@ -354,7 +386,7 @@ static inline u32 nvlab_piece_pages(const struct nvlab_piece *piece)
 int nvlab_rm_duplicate(struct nvlab_client *client, struct nvlab_gpu *gpu,
 		       const struct nvlab_part *part, struct nvlab_piece *piece);
 void nvlab_rm_undo_duplicate(struct nvlab_piece *piece);
-/* Both under the RM API lock and the GPU lock. */
+/* Both under the RM API lock and the GPU lock, or for coherent memory under none. */
 int nvlab_rm_map_piece(struct nvlab_piece *piece);
 void nvlab_rm_unmap_piece(struct nvlab_piece *piece);
 

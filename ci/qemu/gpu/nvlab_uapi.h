@@ -119,7 +119,7 @@ struct nvlab_export {
 	__u32 count;		/* in, at most NVLAB_EXPORT_MAX */
 	__u32 gpu;		/* in, which has all of them */
 	__s32 fd;		/* out, close-on-exec */
-	__u32 pad;
+	__u32 forced;		/* in, 1: to PCIe; -EINVAL in fronts before 580 */
 };
 
 #define NVLAB_EXPORT_MAX	65536
@@ -149,6 +149,7 @@ struct nvlab_export {
  */
 #define NVLAB_GDR_PERSISTENT	1	/* else revocable */
 #define NVLAB_GDR_REENTER	2	/* the callback calls get_pages: -EIO: the lock is its own */
+#define NVLAB_GDR_FORCE_PCIE	4	/* a persistent pin with NVIDIA's flag for that */
 
 struct nvlab_gdr_pin {
 	__u64 va;		/* in */
@@ -190,11 +191,22 @@ struct nvlab_gdr_dma {
 
 #define NVLAB_GDR_DMA_MAX	64
 
+/* Attach a PCI device to a dma-buf, and detach it again: does the exporter let it? */
+struct nvlab_gdr_attach {
+	__s32 fd;		/* in */
+	__u32 domain;		/* in */
+	__u32 bus;
+	__u32 device;
+	__u32 function;
+	__u32 pad;
+};
+
 #define NVLAB_GDR_IOC_PIN	_IOWR('G', 0, struct nvlab_gdr_pin)
 #define NVLAB_GDR_IOC_UNPIN	_IOW('G', 1, struct nvlab_handle)
 #define NVLAB_GDR_IOC_STATE	_IOWR('G', 2, struct nvlab_gdr_state)
 #define NVLAB_GDR_IOC_MAP	_IOWR('G', 3, struct nvlab_gdr_map)
 #define NVLAB_GDR_IOC_UNMAP	_IOW('G', 4, struct nvlab_handle)
 #define NVLAB_GDR_IOC_DMA	_IOWR('G', 5, struct nvlab_gdr_dma)
+#define NVLAB_GDR_IOC_ATTACH	_IOW('G', 6, struct nvlab_gdr_attach)
 
 #endif

@@ -752,8 +752,6 @@ nvidia_p2p_dma_map_pages(struct pci_dev *peer,
 		err = -EINVAL;
 	else
 		err = dma_map(peer, page_table, dma_mapping);
-	if (err)
-		nvlab_count(NVLAB_ACCOUNT_DMA_MAP_FAILURES);
 	nvlab_add_since(NVLAB_ACCOUNT_MAP_NS, start);
 	return err;
 }
@@ -773,10 +771,8 @@ nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 		return -EINVAL;
 	/* After the callback this reads freed memory, as the real one does. */
 	map = mapping_take(info_of(page_table), dma_mapping);
-	if (!map) {
-		nvlab_count(NVLAB_ACCOUNT_DMA_UNMAPS_NOT_FOUND);
+	if (!map)
 		return 0;
-	}
 	WARN_ON(peer != map->pub.pci_dev);
 	mapping_free(map);
 	nvlab_add_since(NVLAB_ACCOUNT_UNMAP_NS, start);

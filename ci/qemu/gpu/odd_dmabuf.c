@@ -22,17 +22,15 @@
  * - The list has an entry for each run of a piece in BAR1, cut at the importer's
  *   segment limit, without pages. Its addresses come as those of
  *   dma_map_pages: untranslated from Linux 6.12 on, also behind an IOMMU that
- *   translates, and never the last page of the BAR. Coherent memory comes by
- *   its pages and dma_map_sg.
+ *   translates, and never the last page of the BAR.
  * - The closed driver has none of this.
  *
- * Chosen on the strict side, because it was not read: BAR1 is mapped for each
- * piece anew, also where pins or other exports have it mapped already, and
- * against the same 36 MiB of reserve. Mapping takes the time of a pin.
+ * Chosen, because it was not read: each piece is mapped in one range of BAR1, without
+ * the reserve of pins, as 555 does it (front_dmabuf.c). Mapping takes the time of a pin.
  *
  * Left out: adding handles to a buffer call by call (the real ioctl takes 128
  * at once), the mapping type FORCE_PCIE, mmap of a buffer that allows it, MIG,
- * coherent memory that is a BAR's (map fails), an importer that is no PCI device
+ * coherent memory (map fails), an importer that is no PCI device
  * (attach is refused; the real one takes any device for one).
  */
 #include <linux/dma-buf.h>
@@ -62,14 +60,6 @@ struct export {
 	u32 count;
 	struct nvlab_piece piece[] __counted_by(count);
 };
-
-/* How an attachment's addresses were made: kept in its priv. */
-enum { RAW, RESOURCE };
-
-static bool coherent(const struct export *e)
-{
-	return e->piece[0].mem->coherent;
-}
 
 /* Where the list of entries is. */
 struct walk {
@@ -102,17 +92,7 @@ static u64 next_entry(const struct export *e, struct walk *w, u64 max, u64 *addr
 	return len;
 }
 
-static void undo_entries(struct device *dev, struct sg_table *sgt, u32 count)
-{
-	struct scatterlist *sg;
-	u32 i;
-
-	for_each_sg(sgt->sgl, sg, count, i)
-		dma_unmap_resource(dev, sg_dma_address(sg), sg_dma_len(sg),
-				   DMA_BIDIRECTIONAL, 0);
-}
-
-static int fill_entries(struct export *e, struct device *dev, bool remap,
+static int fill_entries(struct export *e, struct device *dev,
 			struct sg_table *sgt, u64 max)
 {
 	struct scatterlist *sg;
@@ -122,25 +102,13 @@ static int fill_entries(struct export *e, struct device *dev, bool remap,
 
 	for_each_sg(sgt->sgl, sg, sgt->orig_nents, i) {
 		len = next_entry(e, &w, max, &addr);
-		if (coherent(e)) {
-			if (!pfn_valid(PHYS_PFN(addr)))
-				return -EIO;
-			sg_set_page(sg, pfn_to_page(PHYS_PFN(addr)), len,
-				    offset_in_page(addr));
-			continue;
-		}
-		err = nvlab_map_peer(e->gpu, dev, remap, len, &addr);
-		if (err) {
-			if (remap)
-				undo_entries(dev, sgt, i);
+		err = nvlab_map_peer(e->gpu, dev, false, len, &addr);
+		if (err)
 			return err;
-		}
 		sg_set_page(sg, NULL, len, 0);
 		sg_dma_address(sg) = addr;
 		sg_dma_len(sg) = len;
 	}
-	if (coherent(e))
-		return dma_map_sgtable(dev, sgt, DMA_BIDIRECTIONAL, 0);
 	return 0;
 }
 
@@ -148,7 +116,6 @@ static struct sg_table *make_table(struct export *e,
 				   struct dma_buf_attachment *attach)
 {
 	u64 max = ALIGN_DOWN(dma_get_max_seg_size(attach->dev), PAGE_SIZE);
-	bool remap = nvlab_config(NVLAB_C_DMA_MODE) == 550;
 	struct sg_table *sgt;
 	struct walk w = {};
 	u32 count = 0;
@@ -163,11 +130,10 @@ static struct sg_table *make_table(struct export *e,
 		return NULL;
 	if (sg_alloc_table(sgt, count, GFP_KERNEL))
 		goto free;
-	if (fill_entries(e, attach->dev, remap, sgt, max)) {
+	if (fill_entries(e, attach->dev, sgt, max)) {
 		sg_free_table(sgt);
 		goto free;
 	}
-	attach->priv = (void *)(uintptr_t)(remap ? RESOURCE : RAW);
 	return sgt;
 free:
 	kfree(sgt);
@@ -214,9 +180,9 @@ static int buf_attach(struct dma_buf *buf, struct dma_buf_attachment *attach)
 	struct export *e = buf->priv;
 
 	if (!dev_is_pci(attach->dev) || nvlab_fault(NVLAB_F_ATTACH_TOPOLOGY) ||
-	    (attach->importer_ops && !attach->peer2peer && !coherent(e)))
+	    (attach->importer_ops && !attach->peer2peer))
 		return -ENOTSUPP;
-	if (!coherent(e) && !nvlab_topology_supported(e->gpu, to_pci_dev(attach->dev))) {
+	if (!nvlab_topology_supported(e->gpu, to_pci_dev(attach->dev))) {
 		pr_err("NVRM: dma-buf attach failed: PCI topology not supported for dma-buf\n");
 		return -ENOTSUPP;
 	}
@@ -251,10 +217,6 @@ static void buf_unmap(struct dma_buf_attachment *attach, struct sg_table *sgt,
 	struct export *e = attach->dmabuf->priv;
 
 	mutex_lock(&e->lock);
-	if (coherent(e))
-		dma_unmap_sgtable(attach->dev, sgt, DMA_BIDIRECTIONAL, 0);
-	else if ((uintptr_t)attach->priv == RESOURCE)
-		undo_entries(attach->dev, sgt, sgt->nents);
 	put_pieces(e);
 	sg_free_table(sgt);
 	kfree(sgt);
@@ -352,7 +314,7 @@ int nvlab_dma_buf_export(struct nvlab_client *client, struct nvlab_export *req)
 
 	if (!NVLAB_HAS_DMA_BUF)
 		return -EOPNOTSUPP;
-	if (!req->count || req->count > NVLAB_EXPORT_MAX || req->pad)
+	if (!req->count || req->count > NVLAB_EXPORT_MAX || req->forced)
 		return -EINVAL;
 	part = vmemdup_array_user(u64_to_user_ptr(req->parts), req->count,
 				  sizeof(*part));

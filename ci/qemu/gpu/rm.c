@@ -4,27 +4,42 @@
  *
  * Models (docs/facts.md#rm-locks, #free-order, #put, #processes, #pages): the
  * RM API lock is exclusive for every call of the peer-to-peer interface, for
- * allocation and for free; a free takes the GPU lock inside it; a thread that
- * has the RM API lock and asks for it again is refused. A process is its thread
- * group number. A range is looked up among the objects whose pid list holds the
- * caller's number and must lie inside one registered allocation. A pin is found
- * again by the caller's number and the key's address, nothing else. When memory
- * is freed its pins are called one after the other under one hold of the API
- * lock; after each call the pin is unlinked and its BAR1 space unmapped; then
- * the memory goes, unless a persistent pin holds a duplicate. Freed memory is
- * handed out again at once, lowest address first. BAR1 is mapped by extents
- * (bar1.h): those of a process's revocable pins of an allocation, and those of
- * the allocation's duplicate, which all persistent pins share. What is mapped
- * is counted for each client, and for the driver itself, and the space check of
- * a new extent knows its own count only. A duplicate that fails is no lack of
- * memory to the caller, but -EIO. The exports of dma-buf are in front_dmabuf.c,
- * and in odd_dmabuf.c.
+ * allocation and for free; a free takes the GPU lock inside it, and so does a
+ * get while it maps BAR1, and each put (p2p.c,
+ * _createThirdPartyP2PMappingExtent; third_party_p2p.c,
+ * _thirdpartyp2pDelMappingInfoByKey); a thread that has the RM API lock and
+ * asks for it again is refused. A process is its thread group number. A range
+ * is looked up among the objects whose pid list holds the caller's number and
+ * must lie inside one registered allocation of one of them: two are an error
+ * (p2p.c, RmP2PGetInfoWithoutToken). A pin is found again by the caller's
+ * number and the key's address, nothing else: a pin that already has the key in
+ * this memory is used again, a put ends each that has it, and a second callback
+ * for it is INVALID_STATE (third_party_p2p.c,
+ * CliRegisterThirdPartyP2PMappingCallback), which nobody can provoke: whoever
+ * has a callback has the key in use. When memory is freed its pins are called
+ * one after the other under one hold of the API lock, in the order in which
+ * they become the root of a tree by key (CliDelThirdPartyP2PVidmemInfo); after
+ * each call the pin is unlinked and its BAR1 space unmapped; then the memory
+ * goes, unless a persistent pin holds a duplicate. Freed memory is handed out
+ * again at once, lowest address first. BAR1 is mapped by extents (bar1.h):
+ * those of a process's revocable pins of an allocation, and those of the
+ * allocation's duplicate, which all persistent pins share. What is mapped is
+ * counted for each client, and for the driver itself, and the space check of a
+ * new extent knows its own count only. A duplicate that fails is no lack of
+ * memory to the caller, but -EIO. A dma-buf has each of its handles mapped in
+ * one piece, in what BAR1 has free, whatever anybody else has mapped
+ * (kern_bus.c, kbusMapFbApertureByHandle). The exports of dma-buf are in
+ * front_dmabuf.c, and in odd_dmabuf.c. The files named are 555.58.02's, in
+ * src/nvidia/src/kernel/gpu/bus.
  *
- * Left out: memory at two addresses at once; MIG, vGPU and confidential computing beyond their error codes; VA
- * spaces and tokens (both must be zero with today's callers, and are ignored);
- * suspend. Of coherent memory: that it is contiguous (no two of its pages of 64 KiB
- * follow one another here), and that a CPU may map it; where it is a BAR's, that
- * its address is its place in video memory, and that it has pages.
+ * Left out: that BAR1 stays mapped for good where a pin was used again for
+ * another range, which goes with the memory here; where NVIDIA's tree (btree.c)
+ * has another shape than the kernel's; memory at two addresses at once; MIG,
+ * vGPU and confidential computing beyond their error codes; VA spaces and
+ * tokens (both must be zero with today's callers, and are ignored); suspend. Of
+ * coherent memory: that it is contiguous (no two of its pages of 64 KiB follow
+ * one another here), and that a CPU may map it; where it is a BAR's, that its
+ * address is its place in video memory, and that it has pages.
  */
 #define pr_fmt(fmt) "NVRM: " fmt
 
@@ -32,6 +47,7 @@
 #include <linux/mm.h>
 #include <linux/prandom.h>
 #include <linux/random.h>
+#include <linux/rbtree.h>
 #include <linux/rwsem.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
@@ -66,13 +82,13 @@ struct vidmem {
 	u64 len;		/* what can be pinned, a multiple of unit */
 	u64 unit;
 	bool registered;
-	struct list_head pins;
+	struct rb_root pins;	/* by key; under the RM API lock */
 	struct bar1_object extents;	/* under the RM API lock */
 };
 
 /* A revocable pin. */
 struct pin {
-	struct list_head node;
+	struct rb_node node;
 	void *key;
 	u64 va;
 	u32 first;
@@ -394,6 +410,7 @@ free:
 struct mapper {
 	struct bar1_user *user;
 	struct bar1_object *object;
+	bool whole;	/* in one piece, and without a reserve */
 };
 
 static struct mapper revocable(struct nvlab_client *client, struct vidmem *v)
@@ -409,7 +426,7 @@ static struct mapper persistent(struct nvlab_mem *mem)
 
 static struct mapper exported(struct nvlab_piece *piece)
 {
-	return (struct mapper){ &piece->mem->gpu->driver, &piece->extents };
+	return (struct mapper){ &piece->mem->gpu->buffers, &piece->extents, true };
 }
 
 static u32 random_number(void *state)
@@ -423,7 +440,8 @@ static int bar1_map(struct nvlab_mem *mem, struct mapper by, u32 first,
 	struct nvlab_gpu *gpu = mem->gpu;
 	struct bar1_limit limit = {
 		.size = nvlab_bar1_size(gpu) >> NVLAB_PAGE_SHIFT,
-		.reserve = DIV_ROUND_UP(nvlab_config(NVLAB_C_BAR1_RESERVE),
+		.reserve = by.whole ? 0 :
+			   DIV_ROUND_UP(nvlab_config(NVLAB_C_BAR1_RESERVE),
 					NVLAB_GPU_PAGE),
 	};
 	enum bar1_layout layout = mem->layout - NVLAB_LAYOUT_CONTIGUOUS;
@@ -444,7 +462,7 @@ static int bar1_map(struct nvlab_mem *mem, struct mapper by, u32 first,
 				  ((u64)mem->page[first + i] << NVLAB_PAGE_SHIFT);
 		return 0;
 	}
-	if (nvlab_config(NVLAB_C_BAR1_CONTIGUOUS))
+	if (by.whole || nvlab_config(NVLAB_C_BAR1_CONTIGUOUS))
 		layout = BAR1_CONTIGUOUS;
 	layout_state(&state);
 	at = kvmalloc_array(count, sizeof(*at), GFP_KERNEL);
@@ -457,6 +475,23 @@ static int bar1_map(struct nvlab_mem *mem, struct mapper by, u32 first,
 	kvfree(at);
 	nvlab_add(NVLAB_ACCOUNT_BAR1_USED,
 		  (s64)(gpu->bar1.used - used) << NVLAB_PAGE_SHIFT);
+	return err;
+}
+
+/* For a pin, @since: the GPU lock is held while it is mapped, which takes its time. */
+static int pin_map(struct nvlab_mem *mem, struct mapper by, u32 first, u32 count,
+		   u64 *phys, ktime_t since)
+{
+	int err;
+
+	if (!mem->host)
+		nvlab_gpu_lock();
+	err = bar1_map(mem, by, first, count, phys);
+	if (!err)
+		nvlab_spend(since, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB,
+			    (u64)count << NVLAB_PAGE_SHIFT, NVLAB_RM_PART);
+	if (!mem->host)
+		nvlab_gpu_unlock();
 	return err;
 }
 
@@ -596,6 +631,14 @@ static struct vidmem *vidmem_at(struct nvlab_client *client, u64 va, u64 len)
 	return NULL;
 }
 
+/* What no client has any more. */
+static void vidmem_free(struct vidmem *v)
+{
+	nvlab_gpu_close(v->mem->gpu);
+	nvlab_mem_put(v->mem);
+	kfree(v);
+}
+
 int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 {
 	u32 coherent = req->flags & NVLAB_ALLOC_COHERENT ?
@@ -620,7 +663,7 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 	v = kzalloc_obj(*v);
 	if (!v)
 		goto put;
-	INIT_LIST_HEAD(&v->pins);
+	v->pins = RB_ROOT;
 	v->va = req->va;
 	v->len = ALIGN(req->size, unit);
 	v->unit = unit;
@@ -631,6 +674,8 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 		kfree(v);
 		return err;
 	}
+	/* Who has memory has the GPU open. */
+	nvlab_gpu_open(gpu);
 	err = nvlab_api_lock("allocate");
 	if (err)
 		goto drop;
@@ -647,8 +692,7 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 	nvlab_api_unlock();
 	return 0;
 drop:
-	nvlab_mem_put(v->mem);
-	kfree(v);
+	vidmem_free(v);
 	return err;
 put:
 	nvlab_gpu_put(gpu);
@@ -664,12 +708,12 @@ static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
 	struct pin *pin;
 	ktime_t start;
 
-	while (!list_empty(&v->pins)) {
-		pin = list_first_entry(&v->pins, struct pin, node);
+	while (v->pins.rb_node) {
+		pin = rb_entry(v->pins.rb_node, struct pin, node);
 		if (pin->callback && nvlab_fault(NVLAB_F_CALLBACK_NONE)) {
 			/* The GPU is lost: nobody is told, nothing is undone. */
 			nvlab_p2p_leak(pin->key);
-			list_del(&pin->node);
+			rb_erase(&pin->node, &v->pins);
 			nvlab_add(NVLAB_ACCOUNT_LIVE_PINS, -1);
 			kfree(pin);
 			continue;
@@ -681,7 +725,7 @@ static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
 			nvlab_add(NVLAB_ACCOUNT_CALLBACKS_RUNNING, -1);
 		}
 		start = ktime_get();
-		list_del(&pin->node);
+		rb_erase(&pin->node, &v->pins);
 		bar1_unmap(v->mem, revocable(client, v), pin->first,
 			   pin->count);
 		nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
@@ -735,10 +779,8 @@ int nvlab_free(struct nvlab_client *client, u64 handle, bool keep)
 	nvlab_api_unlock();
 	if (!v)
 		return -ENOENT;
-	if (!keep) {
-		nvlab_mem_put(v->mem);
-		kfree(v);
-	}
+	if (!keep)
+		vidmem_free(v);
 	return 0;
 }
 
@@ -792,40 +834,141 @@ void nvlab_client_close(struct nvlab_client *client)
 			client_forget(other, client->tgid);
 	nvlab_add(NVLAB_ACCOUNT_LIVE_CLIENTS, -1);
 	nvlab_api_unlock();
-	list_for_each_entry_safe(v, next, &client->vidmems, node) {
-		nvlab_mem_put(v->mem);
-		kfree(v);
-	}
+	list_for_each_entry_safe(v, next, &client->vidmems, node)
+		vidmem_free(v);
 	mutex_destroy(&client->lock);
 	kfree(client);
 }
 
 /* --- what the exported functions ask --- */
 
+/* Of one client's memory on one GPU: what RM has an object of its own for. */
+struct owner {
+	struct nvlab_client *client;
+	struct nvlab_gpu *gpu;
+};
+
+/* The allocation of @client that holds all of [va, va + len), or NULL. */
+static struct vidmem *vidmem_with(struct nvlab_client *client, u64 va, u64 len)
+{
+	struct vidmem *v = vidmem_at(client, va, 1);
+
+	return v && va + len <= v->va + v->len ? v : NULL;
+}
+
 /*
- * The allocation that holds all of [va, va + len), for this process. Under the
- * RM API lock.
+ * The allocation that holds all of [va, va + len), for this process. -ENOENT; -EIO: two
+ * clients have one. Under the RM API lock.
  */
 static int range_find(u64 va, u64 len, struct nvlab_client **of,
 		      struct vidmem **found)
 {
 	u32 tgid = nvlab_tgid();
 	struct nvlab_client *client;
+	int err = -ENOENT;
+	struct vidmem *v;
+
+	list_for_each_entry(client, &clients, node) {
+		v = client_has(client, tgid) ? vidmem_with(client, va, len) : NULL;
+		if (v && !err)
+			return -EIO;
+		if (!v)
+			continue;
+		*of = client;
+		*found = v;
+		err = 0;
+	}
+	return err;
+}
+
+/* The pin of this memory that has this key, or NULL. */
+static struct pin *pin_find(struct vidmem *v, void *key)
+{
+	struct rb_node *at = v->pins.rb_node;
+	struct pin *pin;
+
+	while (at) {
+		pin = rb_entry(at, struct pin, node);
+		if (pin->key == key)
+			return pin;
+		at = key < pin->key ? at->rb_left : at->rb_right;
+	}
+	return NULL;
+}
+
+static void pin_insert(struct vidmem *v, struct pin *pin)
+{
+	struct rb_node **link = &v->pins.rb_node, *parent = NULL;
+
+	while (*link) {
+		parent = *link;
+		link = pin->key < rb_entry(parent, struct pin, node)->key ?
+		       &parent->rb_left : &parent->rb_right;
+	}
+	rb_link_node(&pin->node, parent, link);
+	rb_insert_color(&pin->node, &v->pins);
+}
+
+/* Whose pins have this key, of what the caller's number may touch: -ENOENT; -EIO: two. */
+static int key_find(void *key, struct owner *owner)
+{
+	u32 tgid = nvlab_tgid();
+	struct nvlab_client *client;
+	int err = -ENOENT;
 	struct vidmem *v;
 
 	list_for_each_entry(client, &clients, node) {
 		if (!client_has(client, tgid))
 			continue;
-		v = vidmem_at(client, va, 1);
-		if (!v)
-			continue;
-		if (va + len > v->va + v->len)
-			return -EINVAL;
-		*of = client;
-		*found = v;
-		return 0;
+		list_for_each_entry(v, &client->vidmems, node) {
+			if (!pin_find(v, key))
+				continue;
+			if (!err && (owner->client != client || owner->gpu != v->mem->gpu))
+				return -EIO;
+			*owner = (struct owner){ client, v->mem->gpu };
+			err = 0;
+		}
 	}
-	return -ENOENT;
+	return err;
+}
+
+/* Ends each pin that has this key; returns the bytes of all. Under the GPU lock. */
+static u64 pins_end(struct owner owner, void *key)
+{
+	struct vidmem *v;
+	struct pin *pin;
+	u64 len = 0;
+
+	list_for_each_entry(v, &owner.client->vidmems, node) {
+		pin = v->mem->gpu == owner.gpu ? pin_find(v, key) : NULL;
+		if (!pin)
+			continue;
+		len += (u64)pin->count << NVLAB_PAGE_SHIFT;
+		rb_erase(&pin->node, &v->pins);
+		/* Nothing of a get that failed is mapped. */
+		if (pin->count)
+			bar1_unmap(v->mem, revocable(owner.client, v),
+				   pin->first, pin->count);
+		nvlab_add(NVLAB_ACCOUNT_LIVE_PINS, -1);
+		kfree(pin);
+	}
+	return len;
+}
+
+/* The pin for a get: one that has the key already is used again, for other pages. */
+static struct pin *pin_for(struct vidmem *v, void *key)
+{
+	struct pin *pin = pin_find(v, key);
+
+	if (pin)
+		return pin;
+	pin = kzalloc_obj(*pin);
+	if (pin) {
+		pin->key = key;
+		pin_insert(v, pin);
+		nvlab_add(NVLAB_ACCOUNT_LIVE_PINS, 1);
+	}
+	return pin;
 }
 
 static void pinned_tell(struct nvlab_mem *mem, struct nvlab_pinned *pinned)
@@ -854,26 +997,25 @@ int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 		err = -(int)wrong;
 		goto unlock;
 	}
-	pin = kzalloc_obj(*pin);
+	pin = pin_for(v, key);
 	if (!pin) {
 		err = -ENOMEM;
 		goto unlock;
 	}
-	pin->key = key;
 	pin->va = va;
 	pin->first = (va - v->va) >> NVLAB_PAGE_SHIFT;
-	pin->count = count;
+	pin->count = 0;
 	pin->tgid = nvlab_tgid();
-	err = bar1_map(v->mem, revocable(client, v), pin->first, count, phys);
+	err = pin_map(v->mem, revocable(client, v), pin->first, count, phys,
+		      r_since());
 	if (err) {
-		kfree(pin);
+		nvlab_gpu_lock();
+		pins_end((struct owner){ client, v->mem->gpu }, key);
+		nvlab_gpu_unlock();
 		goto unlock;
 	}
+	pin->count = count;
 	pinned_tell(v->mem, pinned);
-	nvlab_spend(r_since(), NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
-		    NVLAB_RM_PART);
-	list_add_tail(&pin->node, &v->pins);
-	nvlab_add(NVLAB_ACCOUNT_LIVE_PINS, 1);
 unlock:
 	nvlab_api_unlock();
 	return err;
@@ -882,7 +1024,7 @@ unlock:
 int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
 		      void *data)
 {
-	struct nvlab_client *client;
+	struct owner owner;
 	struct vidmem *v;
 	struct pin *pin;
 	int err;
@@ -890,70 +1032,40 @@ int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
 	err = nvlab_api_lock("register_callback");
 	if (err)
 		return err;
-	err = range_find(va, len, &client, &v);
+	err = key_find(key, &owner);
 	if (err)
 		goto unlock;
-	err = -ENOENT;
-	/* Newest first: a map in the real one, which no number of pins slows. */
-	list_for_each_entry_reverse(pin, &v->pins, node) {
-		if (pin->key == key) {
-			pin->callback = callback;
-			pin->data = data;
-			err = 0;
-			break;
-		}
+	v = vidmem_with(owner.client, va, len);
+	pin = v && v->mem->gpu == owner.gpu ? pin_find(v, key) : NULL;
+	if (!pin) {
+		err = -ENOENT;
+	} else if (pin->callback) {
+		err = -EIO;
+	} else {
+		pin->callback = callback;
+		pin->data = data;
 	}
 unlock:
 	nvlab_api_unlock();
 	return err;
 }
 
-/* The pin with this key among everything the caller's number may touch. */
-static struct pin *pin_find(void *key, struct nvlab_client **of,
-			    struct vidmem **in)
-{
-	u32 tgid = nvlab_tgid();
-	struct nvlab_client *client;
-	struct vidmem *v;
-	struct pin *pin;
-
-	list_for_each_entry(client, &clients, node) {
-		if (!client_has(client, tgid))
-			continue;
-		list_for_each_entry(v, &client->vidmems, node)
-			list_for_each_entry_reverse(pin, &v->pins, node)
-				if (pin->key == key) {
-					*of = client;
-					*in = v;
-					return pin;
-				}
-	}
-	return NULL;
-}
-
 int nvlab_rm_put(ktime_t *start, void *key, u64 *len)
 {
-	struct nvlab_client *client;
-	struct vidmem *v;
-	struct pin *pin;
+	struct owner owner;
 	int err;
 
 	err = nvlab_api_lock_for(start, "put_pages");
 	if (err)
 		return err;
 	nvlab_hold(NVLAB_H_PUT_LOCKED);
-	pin = pin_find(key, &client, &v);
-	if (!pin) {
-		err = -ENOENT;
-	} else {
-		*len = (u64)pin->count << NVLAB_PAGE_SHIFT;
-		list_del(&pin->node);
-		bar1_unmap(v->mem, revocable(client, v), pin->first,
-			   pin->count);
+	err = key_find(key, &owner);
+	if (!err) {
+		nvlab_gpu_lock();
+		*len = pins_end(owner, key);
 		nvlab_spend(r_since(), NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB,
 			    *len, NVLAB_RM_PART);
-		nvlab_add(NVLAB_ACCOUNT_LIVE_PINS, -1);
-		kfree(pin);
+		nvlab_gpu_unlock();
 	}
 	nvlab_api_unlock();
 	return err;
@@ -1009,15 +1121,13 @@ int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 	dup->first = (va - v->va) >> NVLAB_PAGE_SHIFT;
 	dup->count = count;
 	dup->tgid = nvlab_tgid();
-	err = bar1_map(v->mem, persistent(v->mem), dup->first, count, phys);
+	err = pin_map(v->mem, persistent(v->mem), dup->first, count, phys, r_since());
 	if (err) {
 		kfree(dup);
 		goto unlock;
 	}
 	kref_get(&v->mem->ref);
 	pinned_tell(v->mem, pinned);
-	nvlab_spend(r_since(), NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, len,
-		    NVLAB_RM_PART);
 	list_add_tail(&dup->node, &dups);
 	nvlab_add(NVLAB_ACCOUNT_LIVE_PERSISTENT, 1);
 	*out = dup;
@@ -1036,9 +1146,11 @@ int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len)
 		return err;
 	*len = (u64)dup->count << NVLAB_PAGE_SHIFT;
 	list_del(&dup->node);
+	nvlab_gpu_lock();
 	bar1_unmap(mem, persistent(mem), dup->first, dup->count);
 	nvlab_spend(r_since(), NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, *len,
 		    NVLAB_RM_PART);
+	nvlab_gpu_unlock();
 	nvlab_add(NVLAB_ACCOUNT_LIVE_PERSISTENT, -1);
 	kfree(dup);
 	nvlab_api_unlock();
@@ -1107,7 +1219,8 @@ int nvlab_rm_map_piece(struct nvlab_piece *piece)
 	int err = bar1_map(piece->mem, exported(piece), nvlab_piece_first(piece),
 			   nvlab_piece_pages(piece), piece->phys);
 
-	if (!err)
+	/* Of coherent memory only the addresses are looked up. */
+	if (!err && !piece->mem->host)
 		nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, piece->len,
 			    NVLAB_ALL);
 	return err;
@@ -1119,8 +1232,9 @@ void nvlab_rm_unmap_piece(struct nvlab_piece *piece)
 
 	bar1_unmap(piece->mem, exported(piece), nvlab_piece_first(piece),
 		   nvlab_piece_pages(piece));
-	nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, piece->len,
-		    NVLAB_ALL);
+	if (!piece->mem->host)
+		nvlab_spend(start, NVLAB_T_UNPIN_BASE, NVLAB_T_UNPIN_GIB, piece->len,
+			    NVLAB_ALL);
 }
 
 void nvlab_r_pins(struct seq_file *s)
@@ -1129,12 +1243,14 @@ void nvlab_r_pins(struct seq_file *s)
 	struct nvlab_dup *dup;
 	struct vidmem *v;
 	struct pin *pin;
+	struct rb_node *at;
 
 	if (nvlab_api_lock("debugfs"))
 		return;
 	list_for_each_entry(client, &clients, node)
 		list_for_each_entry(v, &client->vidmems, node)
-			list_for_each_entry(pin, &v->pins, node)
+			for (at = rb_first(&v->pins); at; at = rb_next(at)) {
+				pin = rb_entry(at, struct pin, node);
 				seq_printf(s, "kind=revocable pid=%u gpu=%u va=%#llx len=%llu entries=%u mappings=%u table=%#lx armed=%u\n",
 					   pin->tgid, v->mem->gpu->index, pin->va,
 					   (u64)pin->count << NVLAB_PAGE_SHIFT,
@@ -1142,6 +1258,7 @@ void nvlab_r_pins(struct seq_file *s)
 					   nvlab_p2p_mappings(pin->key),
 					   (unsigned long)pin->key,
 					   !!pin->callback);
+			}
 	list_for_each_entry(dup, &dups, node)
 		seq_printf(s, "kind=persistent pid=%u gpu=%u va=%#llx len=%llu entries=%u mappings=%u table=%#lx armed=0\n",
 			   dup->tgid, dup->mem->gpu->index, dup->va,

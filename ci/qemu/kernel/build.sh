@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 # build.sh LINUX LLVM x86|arm64 CONFIG...: builds a kernel from tinyconfig and these fragments, in
 # $OUT. It goes on where an interrupted build stopped, and leaves `build` (its tree), `source`,
-# `image`, `modules` and `release`. Only the RDMA stack is configured as modules, for its options and
-# headers. The lab builds and loads its own, so the kernel's are not compiled, and `modules` is empty.
+# `image`, `modules` and `release`.
 set -eu
 linux=$(realpath "$1") llvm=$2 arch=$3
 shift 3
@@ -32,14 +31,7 @@ if [ ! -e "$OUT/configured" ]; then
 	}
 	touch "$OUT/configured"
 fi
-modules=$(sed -n 's/^CONFIG_\(.*\)=m$/\1/p' "$tree/.config" | grep -v '^INFINIBAND\|^RDMA_' | paste -sd " ")
-[ -z "$modules" ] || {
-	echo "the configuration makes modules of $modules, which nobody would compile: ask for them with =y" >&2
-	exit 1
-}
-kmake -j"$(nproc)" "$image" modules_prepare
-cp "$tree/vmlinux.symvers" "$tree/Module.symvers"
-: >"$tree/modules.order"
+kmake -j"$(nproc)" "$image" modules
 ln -sfn tree "$OUT/build"
 ln -sfn tree "$OUT/modules"
 ln -sfn "$linux" "$OUT/source"

@@ -14,11 +14,11 @@ pub fn lab() -> Result<Lab> {
 
 /// Returns the name of the flavour of the GPU driver that is not loaded (ci/qemu/gpu/README.md).
 pub fn other_flavour() -> &'static str {
-    let version = std::fs::read_to_string("/sys/module/nvidia/version").unwrap_or_default();
-    if version.trim() == "595.45.04" {
-        "the flavour with NVIDIA's own front"
-    } else {
+    let flavour = lab().and_then(|lab| Ok(lab.flavour()?));
+    if flavour.is_ok_and(|flavour| flavour == "nvidia") {
         "the odd flavour"
+    } else {
+        "the flavour with NVIDIA's own front"
     }
 }
 

@@ -61,6 +61,27 @@ pub fn is_alarm(line: &str) -> bool {
         || line.starts_with("nvidia_lab:") && line.contains("timed out")
 }
 
+/// Returns the lines that no test may cause. A warning of NVIDIA's own code that the GPU's stand-in
+/// announced, because a fault leads to it, is none, and an announced one that does not come is one.
+/// (The host does the same with the whole console.)
+pub fn alarms(said: Vec<String>) -> Vec<String> {
+    let mut alarms = Vec::new();
+    let mut announced: Vec<(String, String)> = Vec::new();
+    for line in said {
+        let file = line.strip_prefix("nvidia_lab: a warning of ").and_then(|rest| rest.strip_suffix(" follows"));
+        if let Some(file) = file {
+            announced.push((file.to_string(), line));
+        } else if is_alarm(&line) {
+            match announced.iter().position(|(file, _)| line.starts_with("WARNING: ") && line.contains(file.as_str())) {
+                Some(at) => drop(announced.remove(at)),
+                None => alarms.push(line),
+            }
+        }
+    }
+    alarms.extend(announced.into_iter().map(|(_, line)| line));
+    alarms
+}
+
 /// Returns the text of a record `prio,seq,time,flags;text\n KEY=value...`, or `None` for records
 /// from user space (facility > 0).
 fn message(record: &str) -> Option<String> {
@@ -74,7 +95,7 @@ fn message(record: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_alarm, message};
+    use super::{alarms, is_alarm, message};
 
     #[test]
     fn alarms_are_known_by_their_first_line() {
@@ -84,6 +105,17 @@ mod tests {
         assert!(!is_alarm("BUG: KCSAN: data-race in do_exit / do_exit"));
         assert!(!is_alarm("kmemleak: Kernel memory leak detector initialized (mem pool available: 35472)"));
         assert!(!is_alarm("rxe0: pd#20 rxe_reg_user_mr: returned err = -14"));
+    }
+
+    #[test]
+    fn an_announced_warning_is_no_alarm() {
+        let of = |lines: &[&str]| alarms(lines.iter().map(|line| line.to_string()).collect());
+        let announced = "nvidia_lab: a warning of nv-p2p.c follows";
+        let warning = "WARNING: CPU: 0 PID: 7 at nv/nvidia/nv-p2p.c:341 put+0x1/0x2 [nvidia]";
+        assert!(of(&[announced, "more", warning]).is_empty());
+        assert_eq!(of(&[announced, warning, warning]), [warning]);
+        assert_eq!(of(&[warning, announced]), [warning, announced]);
+        assert_eq!(of(&[announced, "WARNING: at more.c:15", warning]), ["WARNING: at more.c:15"]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use serde_json::{json, Value};
 use crate::cmdline::Request;
 use crate::complaint::{Complaint, Kind};
 use crate::gpu;
-use crate::kmsg::{is_alarm, Mark};
+use crate::kmsg::{self, Mark};
 use crate::ktap::{Ktap, Verdict};
 use crate::lab;
 use crate::machine::{Level, Machine, Mode};
@@ -202,7 +202,7 @@ impl<'a> Runner<'a> {
         match log.and_then(|mut l| l.since()) {
             // If a suite raises alarms on purpose, the host judges them.
             Ok(said) if !raises_alarms(suite.name) => {
-                let alarms: Vec<String> = said.into_iter().filter(|l| is_alarm(l)).collect();
+                let alarms = kmsg::alarms(said);
                 self.alarmed |= !alarms.is_empty();
                 reasons.extend(alarms.into_iter().map(|line| Kind::Kernel.said(line)));
             }

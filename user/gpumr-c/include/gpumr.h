@@ -51,8 +51,10 @@
  * you free memory to try again (PyTorch: in a FreeMemoryCallback). Where no such place exists, set
  * free_bytes to what your largest allocations take (GPUMR_FREE_BYTES_AUTO suits PyTorch): what is
  * registered of a GPU that has less free then ends with its last lease. Free memory is looked at when
- * something is registered and by the sweeping thread (sweep_ms), each 20 ms at most. limits.bytes
- * bounds what is kept at all.
+ * something is registered and by the sweeping thread (sweep_ms), each 20 ms at most, and of GPUs whose
+ * primary context is in use, as programs with CUDA's runtime have it: that context is retained for the
+ * question. Before cudaDeviceReset() call gpumr_free_all(), which waits until nobody asks.
+ * limits.bytes bounds what is kept at all.
  *
  * Checkpoint and restore (cuda-checkpoint, CRIU) give the process new memory under old addresses and
  * numbers. The cache notices by itself, by the file /dev/nvidiactl that CUDA has open: the next
@@ -74,7 +76,8 @@ extern "C" {
 #define GPUMR_VERSION_MINOR 0
 #define GPUMR_VERSION_PATCH 0
 /* As gpumr_version() returns it. Libraries of one major version serve programs that were built with
- * an older minor one. */
+ * an older minor one. A program that calls a function of a newer one does not start (GPUMR_1.0 and so
+ * on are the versions of the symbols). */
 #define GPUMR_VERSION (GPUMR_VERSION_MAJOR << 16 | GPUMR_VERSION_MINOR << 8 | GPUMR_VERSION_PATCH)
 
 struct gpumr;
@@ -85,7 +88,8 @@ struct ibv_mr;
 /* Structs that begin with a size may grow at their ends: set size to sizeof() of the struct, and what
  * you do not use to 0. What the library knows beyond that counts as 0. */
 
-/* How much may stay registered that nobody uses: what was used longest ago goes first. What a lease
+/* This struct does not grow: a new limit will be a field of struct gpumr_options.
+ * How much may stay registered that nobody uses: what was used longest ago goes first. What a lease
  * holds counts, too, and never goes. 0: no limit. bar1_bytes: of all GPUs together; what is registered
  * with several NICs counts for each. */
 struct gpumr_limits {
@@ -94,18 +98,22 @@ struct gpumr_limits {
 	uint64_t bar1_bytes;
 };
 
-/* Functions of a libibverbs of your own, or that call more than it, as mlx5dv_reg_dmabuf_mr() for Data
+/* Functions that call a libibverbs of your own, or more than it, as mlx5dv_reg_dmabuf_mr() for Data
  * Direct. They return what libibverbs' do, and set errno. reg_mr or reg_dmabuf_mr may be NULL: that
- * way then does not work. Without a table, each device is served by the libibverbs that opened it. */
+ * way then does not work. Each thread may call them, at once too, also from gpumr_release() and while
+ * the last lease ends after gpumr_close(). Without a table, each device is served by the libibverbs
+ * that opened it. */
 struct gpumr_verbs {
 	size_t size;
-	/* As ibv_reg_mr_iova2(). */
-	struct ibv_mr *(*reg_mr)(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access);
+	/* As ibv_reg_mr_iova2(), after the argument below. */
+	struct ibv_mr *(*reg_mr)(void *argument, struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+				 unsigned int access);
 	/* As ibv_reg_dmabuf_mr(). */
-	struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
-					int access);
+	struct ibv_mr *(*reg_dmabuf_mr)(void *argument, struct ibv_pd *pd, uint64_t offset, size_t length,
+					uint64_t iova, int fd, int access);
 	/* As ibv_dereg_mr(). */
-	int (*dereg_mr)(struct ibv_mr *mr);
+	int (*dereg_mr)(void *argument, struct ibv_mr *mr);
+	void *argument;
 };
 
 /* A region in use whose memory has gone. */
@@ -189,9 +197,10 @@ void gpumr_revoked(struct gpumr_lease *lease);
 /* Ends what is registered in pd: before ibv_dealloc_pd(), and when the NIC is removed. Release the
  * leases of pd before: what they hold ends with them. */
 int gpumr_forget(struct gpumr *cache, struct ibv_pd *pd);
-/* Lets go of what was freed. */
+/* Lets go of what was freed, with what other threads are just letting go of. */
 void gpumr_sweep(struct gpumr *cache);
-/* Lets go of all that nobody uses; returns the bytes of it that were not freed. */
+/* Lets go of all that nobody uses, with what other threads are just letting go of; returns the bytes
+ * of it that were not freed. */
 uint64_t gpumr_shrink(struct gpumr *cache);
 
 /* Memory is about to be freed or unmapped, or all of it with its context: nobody gets its

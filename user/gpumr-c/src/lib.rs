@@ -8,7 +8,7 @@
 
 use gpumr::cuda::Cuda;
 use gpumr::hooks::Hooks;
-use gpumr::ibverbs::{Functions, IbVerbs, Pd, Table};
+use gpumr::ibverbs::{IbVerbs, Pd, Table};
 use gpumr::{Cache, Error, Gone, Lease, Limits, Options, Policy, Sweeper};
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
@@ -223,17 +223,16 @@ unsafe fn open(options: *const GpumrOptions) -> Result<Gpumr, Error> {
         unsafe { CStr::from_ptr(options.way) }.to_string_lossy()
     };
     let or_none = |limit: u64| if limit == 0 { u64::MAX } else { limit };
-    let limits = Limits {
-        entries: or_none(options.limits.entries),
-        bytes: or_none(options.limits.bytes),
-        bar1_bytes: or_none(options.limits.bar1_bytes),
-    };
+    let limits = Limits::default()
+        .with_entries(or_none(options.limits.entries))
+        .with_bytes(or_none(options.limits.bytes))
+        .with_bar1_bytes(or_none(options.limits.bar1_bytes));
     let policy = Policy::parse(&way)?;
     let verbs = if options.verbs.is_null() {
         IbVerbs::open()?
     } else {
         // SAFETY: gpumr.h: a table, with functions as libibverbs has them.
-        IbVerbs::given(unsafe { Functions::given(sized(options.verbs, "gpumr_verbs")?.table) }?)
+        unsafe { IbVerbs::from_table(sized(options.verbs, "gpumr_verbs")?.table) }?
     };
     let mut more = Options::default();
     more.superset = options.flags & SUPERSET != 0;

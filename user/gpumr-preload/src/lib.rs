@@ -83,7 +83,7 @@ fn next() -> Option<&'static Next> {
 fn by_name() -> Option<Functions> {
     static VERBS: OnceBox<Option<IbVerbs>> = OnceBox::new();
     let verbs = VERBS.get_or_init(|| Box::new(IbVerbs::open().map_err(say).ok()));
-    verbs.as_ref().map(|verbs| *verbs.functions())
+    verbs.as_ref().and_then(|verbs| verbs.functions().copied())
 }
 
 /// Returns the device of a domain or of a region, which begin with it.
@@ -177,11 +177,11 @@ fn cached(verbs: &Functions) -> Option<&'static Cached> {
             Some(next) if !next.is_libibverbs => IbVerbs::given(next.functions),
             _ => IbVerbs::of_devices_or(*verbs),
         };
-        let limits = Limits { bytes: KEPT, ..Limits::default() };
         let mut options = Options::default();
+        options.idle_bytes = KEPT;
         // With this, an allocator that frees to allocate again, like PyTorch's, gets what it freed.
         options.free_bytes = FREE_BYTES_AUTO;
-        let cache = Cache::with(Cuda::open()?, verbs, Policy::parse(&way)?, limits, options);
+        let cache = Cache::with(Cuda::open()?, verbs, Policy::parse(&way)?, Limits::default(), options);
         let sweeper = Sweeper::start(&cache, SWEEP).map_err(Error::Thread)?;
         Ok(Cached { cache, leases: Mutex::default(), _sweeper: sweeper })
     };
@@ -304,7 +304,7 @@ fn from_cache(verbs: &Functions, wanted: &Wanted) -> Option<*mut RawMr> {
     let lease = cached.cache.register(pd, wanted.at, wanted.length as u64, wanted.access).ok()?;
     let mr = lease.mr().as_ptr();
     let mut leases = cached.leases()?;
-    if leases.contains_key(&(mr as usize)) {
+    if leases.get(&(mr as usize)).is_some_and(|given| given.lease.is_same(&lease)) {
         return None;
     }
     // SAFETY: The program does not have it, so nobody deregistered it; the lease keeps it.
@@ -312,7 +312,12 @@ fn from_cache(verbs: &Functions, wanted: &Wanted) -> Option<*mut RawMr> {
     if (addr as u64, size) != (wanted.at, wanted.length) {
         return None;
     }
-    leases.insert(mr as usize, Given { lease, handle, lkey });
+    // One that was noted at this address before was deregistered past us.
+    let old = leases.insert(mr as usize, Given { lease, handle, lkey });
+    drop(leases);
+    if let Some(old) = old {
+        old.lease.abandon();
+    }
     Some(mr)
 }
 

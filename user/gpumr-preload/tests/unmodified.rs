@@ -107,6 +107,78 @@ fn a_function_found_by_name_is_reached_where_libibverbs_can_be_caught() {
     }
 }
 
+/// Builds a program with a plug-in that brings a libibverbs of its own, as Python's wheels do. If
+/// `linked`, the program has one, too.
+fn with_plugin(name: &str, linked: bool) -> PathBuf {
+    let folder = libraries(name, if linked { Without::Nothing } else { Without::Verbs });
+    let own = format!("-DOWN=\"{RENAMED}\"");
+    let origin = "-Wl,-rpath,$ORIGIN";
+    cc(&["-shared", "-fPIC", origin, &own, "-o", "plugin.so", &source("plugin.c"), RENAMED], &folder);
+    let with = if linked { "-DWITH_VERBS" } else { "-DWITHOUT_VERBS" };
+    let host = source("host.c");
+    let mut words = vec!["-o", "program", with, &host, "libcuda.so.1"];
+    words.extend(linked.then_some("libibverbs.so.1"));
+    cc(&words, &folder);
+    folder
+}
+
+/// Returns what a run shows: whether the library reached these calls.
+fn reached(out: &str, calls: &[&str]) -> &'static str {
+    let answered = |call: &&str| out.lines().any(|line| line == format!("{call}: addr right"));
+    match calls.iter().filter(|call| answered(call)).count() {
+        0 => "not reached",
+        some if some == calls.len() => "reached",
+        _ => "in part",
+    }
+}
+
+/// The manual page says whom the library reaches. Each row of its table is what a program shows
+/// here that does so, without peer memory.
+#[test]
+fn the_manual_page_says_whom_the_library_reaches() {
+    let (linked, symbolic) = (build("reach", Without::Nothing), build("reach-symbolic", Without::Interposition));
+    let says = |folder: &Path, part: &str| run(folder, part, true, &[]).0;
+    let mut rows = Vec::new();
+    rows.push(("is linked with libibverbs", reached(&says(&symbolic, "forms"), &["constant"])));
+
+    let plugin = with_plugin("reach-plugin", false);
+    let out = program(&plugin, "", true, &[]).current_dir(&plugin).output().expect("built").stdout;
+    let out = String::from_utf8_lossy(&out).into_owned();
+    let is_reached = out.matches("plug-in, GPU: registered\n").count() == 2;
+    rows.push(("loads a plug-in that is, also with RTLD_LOCAL", if is_reached { "reached" } else { "not reached" }));
+
+    let ex = says(&symbolic, "ex");
+    let all = [&FORMS[..], &["by address", "with a hint"]].concat();
+    rows.push(("calls any form of ibv_reg_mr or ibv_reg_mr_ex", reached(&(says(&symbolic, "forms") + &ex), &all)));
+
+    let by_name = ["dlsym of a handle", "dlvsym of a handle"];
+    let (caught, past) = (says(&linked, "by-name"), says(&symbolic, "by-name"));
+    rows.push(("finds the functions by \\fBdlsym\\fR(RTLD_DEFAULT)", reached(&past, &["dlsym of all"])));
+    let by_handle = match (reached(&caught, &by_name), reached(&past, &by_name)) {
+        ("reached", "not reached") => "in part, see below",
+        (same, _) => same,
+    };
+    rows.push(("finds them by a handle, as NCCL does", by_handle));
+
+    let inside = libraries("reach-static", Without::Verbs);
+    cc(&["-o", "program", &source("program.c"), &source("ibverbs.c"), "libcuda.so.1"], &inside);
+    rows.push(("has libibverbs linked in statically", reached(&says(&inside, "forms"), &all[..FORMS.len()])));
+
+    // The plug-in's dma-buf came to its own library, which counts it beside the two of the library.
+    let is_passed_on = out.contains("plug-in, own dma-buf: registered\n") && ex.contains("a dma-buf: addr right\n");
+    rows.push((
+        "registers a dma\\-buf itself",
+        if is_passed_on { "passed on, to the library that opened the device" } else { "not reached" },
+    ));
+
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/libgpumr-preload.so.7"));
+    let page = page.expect("readable");
+    let table = page.split_once(".TS\n").and_then(|(_, rest)| rest.split_once(".TE\n")).expect("a table").0;
+    let (_, table) = table.split_once("_\n").expect("a head");
+    let shown: Vec<(&str, &str)> = table.lines().filter_map(|line| line.split_once('\t')).collect();
+    assert_eq!(shown, rows, "the page beside what the programs show");
+}
+
 /// Peer memory comes first, so the cache's own plain call comes back to us from within libibverbs.
 #[test]
 fn the_cache_does_not_call_itself() {
@@ -222,6 +294,15 @@ fn the_cache_keeps_no_more_than_it_says() {
     assert!(out.contains("kept 2\n"), "{out}");
 }
 
+/// What the program has registered does not count.
+#[test]
+fn the_cache_serves_a_program_that_has_much_registered() {
+    let (out, said) = run(&build("beside", Without::Nothing), "beside", true, &CACHE);
+    let lines = ["before", "before", "5 GiB", "beside", "beside"].map(|name| format!("{name}: addr right\n"));
+    assert!(out.starts_with(&lines.concat()) && said.is_empty(), "{out}{said}");
+    assert!(out.contains("plain 0, dma-buf 2, live 0\n"), "each was registered once: {out}");
+}
+
 /// A program that frees memory to allocate again gets it, although the cache knows it.
 #[test]
 fn with_the_cache_an_allocator_gets_what_it_freed() {
@@ -259,6 +340,15 @@ fn memory_is_served_whatever_context_is_current() {
     }
     let (out, _) = run(&folder, "other-gpu", true, &CACHE);
     assert!(out.contains("plain 0, dma-buf 2, live 0\n"), "each was kept: {out}");
+}
+
+/// The sweeper asks how much memory is free at any time, so never in a context that the program may
+/// end.
+#[test]
+fn a_program_may_end_its_contexts_at_any_time() {
+    let settings = [&CACHE[..], &[("STAND_IN_SLOW_INFO", "1")]].concat();
+    let (out, said) = run(&build("contexts-go", Without::Nothing), "contexts-go", true, &settings);
+    assert!(out.starts_with(&"buffer: addr right\n".repeat(8)) && said.is_empty(), "{out}{said}");
 }
 
 /// Making a primary context takes 400 ms.
@@ -304,6 +394,32 @@ fn a_region_that_was_deregistered_past_the_cache_is_not_returned() {
     }
 }
 
+/// A region at the address of one that was deregistered past the cache is another, so nothing of it
+/// stays when the program thinks that it is gone.
+#[test]
+fn a_region_at_the_address_of_an_older_one_ends_with_the_programs_call() {
+    let (out, said) = run(&build("handles-reused", Without::Nothing), "handles-reused", true, &CACHE);
+    let lines = "handle: addr right\nhandle: addr right\nat one address: 1\ndealloc by handle: 0\n";
+    assert!(out.starts_with(lines) && said.is_empty(), "{out}{said}");
+    assert!(out.contains("plain 0, dma-buf 2, live 0\n"), "each was registered once: {out}");
+}
+
+/// A domain that the program gave back by a handle of its own is no longer there to be read.
+#[test]
+fn a_device_is_closed_after_a_domain_that_nobody_saw_go() {
+    let (out, said) = run(&build("closes-late", Without::Nothing), "closes-late", true, &CACHE);
+    assert!(out.starts_with("buffer: addr right\nclose: 0 regions are left\n") && said.is_empty(), "{out}{said}");
+}
+
+/// Freed memory is let go, too, if the program deregistered it by a handle of its own.
+#[test]
+fn memory_that_was_deregistered_past_the_cache_is_free_again() {
+    let settings = [&CACHE[..], &[("STAND_IN_MEMORY", "0x100000000")]].concat();
+    let (out, said) = run(&build("handles-freed", Without::Nothing), "handles-freed", true, &settings);
+    let all = "most of the memory: 0\nhandle: addr right\n".repeat(2);
+    assert!(out.starts_with(&all) && said.is_empty(), "{out}{said}");
+}
+
 /// Programs of the newest rdma-core call this function first.
 #[test]
 fn the_newest_call_is_reached() {
@@ -319,22 +435,15 @@ fn the_newest_call_is_reached() {
 /// the library that made it.
 #[test]
 fn each_device_is_served_by_its_own_library() {
-    for (name, flags) in
-        [("wheel", &["host.c", "libcuda.so.1"][..]), ("wheels", &["host.c", "libcuda.so.1", "libibverbs.so.1"])]
-    {
-        let folder = libraries(name, if flags.len() == 2 { Without::Verbs } else { Without::Nothing });
-        let origin = "-Wl,-rpath,$ORIGIN";
-        let own = format!("-DOWN=\"{RENAMED}\"");
-        cc(&["-shared", "-fPIC", origin, &own, "-o", "plugin.so", &source("plugin.c"), RENAMED], &folder);
-        let with = if flags.len() == 2 { "-DWITHOUT_VERBS" } else { "-DWITH_VERBS" };
-        cc(&[&["-o", "program", with, &source("host.c")], &flags[1..]].concat(), &folder);
+    for (name, linked) in [("wheel", false), ("wheels", true)] {
+        let folder = with_plugin(name, linked);
         for settings in [&[][..], &CACHE] {
             let mut program = program(&folder, "", true, settings);
             let ran = program.current_dir(&folder).output().expect("built");
             let out = String::from_utf8_lossy(&ran.stdout).into_owned();
             let said = String::from_utf8_lossy(&ran.stderr).into_owned();
             assert!(ran.status.success() && said.is_empty() && !out.contains("refused"), "{name}: {out}{said}");
-            assert_eq!(out.contains("program: registered"), flags.len() == 3, "{out}");
+            assert_eq!(out.contains("program: registered"), linked, "{out}");
         }
     }
 }

@@ -59,11 +59,10 @@ impl Cache {
         pcie: bool,
     ) -> PyResult<Self> {
         let none = Limits::default();
-        let limits = Limits {
-            entries: entries.unwrap_or(none.entries),
-            bytes: bytes.unwrap_or(none.bytes),
-            bar1_bytes: bar1_bytes.unwrap_or(none.bar1_bytes),
-        };
+        let limits = none
+            .with_entries(entries.unwrap_or(none.entries))
+            .with_bytes(bytes.unwrap_or(none.bytes))
+            .with_bar1_bytes(bar1_bytes.unwrap_or(none.bar1_bytes));
         let open = || {
             let policy = Policy::parse(way)?;
             let cuda = Cuda::open()?.with_dma_buf_flags(pcie.into());

@@ -30,19 +30,19 @@ def spans(lease, array, length):
     return (lease.addr, lease.length) == (array.data_ptr(), length)
 
 
-def tensors(cache, way):
-    one = torch.zeros(1000, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+def tensors(cache, way, gpu):
+    one = torch.zeros(1000, dtype=torch.bfloat16, device=f"cuda:{gpu}", requires_grad=True)
     with cache.register(one, PD) as lease:
-        held(f"{way}: bfloat16 with a gradient", spans(lease, one, 2000) and lease.valid())
-    grid = torch.zeros((64, 64), device="cuda")
+        held(f"{way}, GPU {gpu}: bfloat16 with a gradient", spans(lease, one, 2000) and lease.valid())
+    grid = torch.zeros((64, 64), device=f"cuda:{gpu}")
     with cache.register(grid[:, 3], PD) as lease:
-        held(f"{way}: a column, from its first byte to its last", spans(lease, grid[:, 3], 63 * 256 + 4))
-    large = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+        held(f"{way}, GPU {gpu}: a column, from its first byte to its last", spans(lease, grid[:, 3], 63 * 256 + 4))
+    large = torch.zeros(64 << 20, dtype=torch.uint8, device=f"cuda:{gpu}")
     with cache.register(large, PD) as lease:
         key, held_by = lease.lkey, lease
-        held(f"{way}: 64 MiB", spans(lease, large, 64 << 20))
+        held(f"{way}, GPU {gpu}: 64 MiB", spans(lease, large, 64 << 20))
     with cache.register(large, PD) as lease:
-        held(f"{way}: the second time it is a hit", lease.lkey == key)
+        held(f"{way}, GPU {gpu}: the second time it is a hit", lease.lkey == key)
     try:
         cache.register(torch.zeros(4), PD)
         held("a tensor of the host is refused", False)
@@ -51,8 +51,8 @@ def tensors(cache, way):
     with cache.register(large, PD) as lease:
         at = large.data_ptr()
         del large
-        other = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
-        held(f"{way}: nobody gets the memory of a leased tensor", other.data_ptr() != at)
+        other = torch.zeros(64 << 20, dtype=torch.uint8, device=f"cuda:{gpu}")
+        held(f"{way}, GPU {gpu}: nobody gets the memory of a leased tensor", other.data_ptr() != at)
     del other
 
 
@@ -112,7 +112,12 @@ def main():
     pooled = "Async" in allocator
     # CUDA exports the first allocation of a pool only.
     for way in ["peer-memory"] if pooled else ["peer-memory", "dma-buf"]:
-        tensors(gpumr.Cache(way=way), way)
+        cache = gpumr.Cache(way=way)
+        # Memory of each GPU, while another one is current.
+        gpus = torch.cuda.device_count()
+        for gpu in range(gpus):
+            with torch.cuda.device((gpu + 1) % gpus):
+                tensors(cache, way, gpu)
     if allocator == "native":
         others(gpumr.Cache(way="dma-buf"))
         pressure()

@@ -190,6 +190,14 @@ class Tensors(unittest.TestCase):
         self.cache.register(Interface(self.at, (4096,)), PD).release()
         self.assertEqual((live(), self.cache.shrink(), live()), (1, 16384, 0))
 
+    def test_exports_over_pcie(self):
+        cache = gpumr.Cache(way="dma-buf", pcie=True)
+        self.assertRaisesRegex(gpumr.Error, "CUDA_ERROR_NOT_SUPPORTED", cache.register, Interface(self.at, (4,)), PD)
+        os.environ["STAND_IN_COHERENT"] = "1"
+        for of, flags in ((cache, 1), (self.cache, 0)):
+            of.register(Interface(self.at, (4,)), PD).release()
+            self.assertEqual(cuda.stand_in_export_flags(), flags)
+
     def test_limits(self):
         cache = gpumr.Cache(way="dma-buf", entries=2)
         for n in range(5):

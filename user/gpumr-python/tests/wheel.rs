@@ -57,13 +57,18 @@ fn the_wheel_serves_every_python_from_3_9_on() {
     for file in ["gpumr/__init__.pyi", "gpumr/py.typed"] {
         assert!(site.join(file).exists(), "no {file}");
     }
+    let licences = site.join(concat!("gpumr-", env!("CARGO_PKG_VERSION"), ".dist-info/licenses"));
+    for (file, words) in [("LICENSE", "Redistribution and use"), ("LICENSE.GPL-2.0", "GNU GENERAL PUBLIC LICENSE")] {
+        let text = fs::read_to_string(licences.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(text.contains(words), "{file}: {text}");
+    }
 }
 
 #[test]
 fn a_program_in_python_is_served() {
     let folder = libraries("python", Without::Nothing);
     let said = ran(python(&folder).arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tensors.py")));
-    assert!(said.contains("Ran 10 tests") && said.trim_end().ends_with("OK"), "{said}");
+    assert!(said.contains("Ran 11 tests") && said.trim_end().ends_with("OK"), "{said}");
 }
 
 /// The stubs name everything that the module has.

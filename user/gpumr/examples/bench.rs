@@ -138,7 +138,7 @@ fn scaling(at: u64) -> Result<(), Box<dyn Error>> {
     const MORE: u64 = 200;
     for entries in ENTRIES {
         for limit in [u64::MAX, entries] {
-            let limits = Limits { entries: limit, ..Limits::default() };
+            let limits = Limits::default().with_entries(limit);
             let cache = Cache::new(Cuda::open()?, Counting::default(), Policy::only(Way::PeerMemory), limits);
             let register = |n: u64| cache.register(0, at + n * 2 * PAGE, PAGE, 1).map(drop);
             (0..entries).try_for_each(register)?;

@@ -13,7 +13,7 @@ const ACCESS: i32 = 1 | 2;
 
 /// Returns the number of registrations that are left in the cache.
 pub fn example(pd: Pd, gpu_memory: u64, length: u64) -> Result<u64, Error> {
-    let limits = Limits { entries: 1000, ..Limits::default() };
+    let limits = Limits::default().with_entries(1000);
     let cache = Cache::new(Cuda::open()?, IbVerbs::open()?, Policy::automatic(), limits);
     // Freed memory stays registered for at most a second.
     let _sweeper = Sweeper::start(&cache, Duration::from_secs(1)).map_err(|e| Error::Library(e.to_string()))?;

@@ -91,6 +91,11 @@ pub trait Gpu: Send + Sync + 'static {
     /// Returns the allocation, or the segment of virtual memory, around the address. It needs no
     /// context of the caller's.
     fn allocation(&self, address: u64) -> Option<Range>;
+    /// Fails if the library has no function for exports, in words and with
+    /// [`io::ErrorKind::Unsupported`].
+    fn exports(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// Exports the range as a dma-buf, which consists of whole pages of the system. Errors are in
     /// words.
     fn export(&self, range: Range) -> Result<OwnedFd, String>;
@@ -98,6 +103,11 @@ pub trait Gpu: Send + Sync + 'static {
     /// is then new, under its old numbers. Returns `None` if nobody can see that.
     fn epoch(&self) -> Option<u64> {
         Some(0)
+    }
+    /// Returns the same for memory that is being registered. This may take longer, but sees a
+    /// checkpoint that [`Gpu::epoch`] may see a little later.
+    fn fresh_epoch(&self) -> Option<u64> {
+        self.epoch()
     }
     /// Returns whether the memory can be pinned for peer memory, if CUDA says so.
     fn capable(&self, _address: u64) -> Option<bool> {
@@ -111,7 +121,8 @@ pub trait Gpu: Send + Sync + 'static {
     fn device(&self, _address: u64) -> i32 {
         0
     }
-    /// Returns how many bytes that GPU has free, and how many it has, if CUDA says so.
+    /// Returns how many bytes that GPU has free, and how many it has, if CUDA says so. It is asked at
+    /// any time, so it must not need a context that the program may end.
     fn memory(&self, _address: u64) -> Option<(u64, u64)> {
         None
     }
@@ -129,6 +140,12 @@ pub trait Verbs: Send + Sync + 'static {
     type Mr: Send + Sync + 'static;
     /// Calls `ibv_reg_mr()`.
     fn register(&self, pd: Self::Pd, range: Range, access: Access) -> io::Result<Self::Mr>;
+    /// Fails if there is no function for dma-bufs: with [`io::ErrorKind::Unsupported`] if the library
+    /// lacks it, with [`io::ErrorKind::InvalidInput`] if the caller's table does. The error is in
+    /// words.
+    fn takes_dma_buf(&self, _pd: Self::Pd) -> io::Result<()> {
+        Ok(())
+    }
     /// Calls `ibv_reg_dmabuf_mr()`. `range` lies `offset` bytes into the dma-buf.
     fn register_dma_buf(
         &self,

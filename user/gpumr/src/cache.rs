@@ -13,6 +13,7 @@ use crate::pressure::Pressure;
 use crate::range::{page_size, Range};
 use crate::recent;
 use crate::stats::{Counters, Stats};
+use crate::sweep;
 use crate::sync::{lock, wait, Arc, AtomicU64, Condvar, Mutex, Ordering, Weak};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::AsFd;
@@ -28,6 +29,7 @@ const ZERO_BASED: i32 = 1 << 5;
 /// Limits on what may stay registered that nobody uses. What is in use counts, and is never
 /// evicted.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Limits {
     /// The number of registrations.
     pub entries: u64,
@@ -39,6 +41,24 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Returns these limits with another number of registrations.
+    #[must_use]
+    pub fn with_entries(self, entries: u64) -> Self {
+        Self { entries, ..self }
+    }
+
+    /// Returns these limits with another number of bytes.
+    #[must_use]
+    pub fn with_bytes(self, bytes: u64) -> Self {
+        Self { bytes, ..self }
+    }
+
+    /// Returns these limits with another number of bytes of BAR1.
+    #[must_use]
+    pub fn with_bar1_bytes(self, bar1_bytes: u64) -> Self {
+        Self { bar1_bytes, ..self }
+    }
+
     /// Returns limits with only this one: this share, in percent, of a BAR1 of `size` bytes.
     pub fn share_of_bar1(size: u64, percent: u64) -> Self {
         let share = u128::from(size) * u128::from(percent) / 100;
@@ -77,9 +97,14 @@ pub struct Options {
     /// The number of free bytes of a GPU below which everything that is registered of it ends as
     /// soon as nobody uses it. What is freed while it is registered by dma-buf, or pinned for good,
     /// stays allocated, and an allocator that frees to allocate again would not get it. Free memory
-    /// is checked when something is registered and by the [`crate::Sweeper`], at most every 20 ms.
-    /// 0: never. [`crate::FREE_BYTES_AUTO`] suits PyTorch.
+    /// is checked when something is registered and by the [`crate::Sweeper`], at most every 20 ms, of
+    /// GPUs whose primary context is in use, as programs with CUDA's runtime have it. Before one is
+    /// reset, call [`Cache::before_free_all()`]. 0: never. [`crate::FREE_BYTES_AUTO`] suits PyTorch.
     pub free_bytes: u64,
+    /// The number of bytes that may stay registered that nobody uses. What is in use does not
+    /// count, unlike for [`Limits::bytes`]. With such a limit, each hit takes the cache's lock. 0: no
+    /// such limit.
+    pub idle_bytes: u64,
     /// A function that is called once for each region that a lease holds when its memory is found
     /// or reported to have gone. The holder should stop using the region and release it. The thread
     /// that noticed calls the function, without a lock; it may be the sweeper. The function must
@@ -92,6 +117,7 @@ impl std::fmt::Debug for Options {
         f.debug_struct("Options")
             .field("superset", &self.superset)
             .field("free_bytes", &self.free_bytes)
+            .field("idle_bytes", &self.idle_bytes)
             .field("on_gone", &self.on_gone.is_some())
             .finish()
     }
@@ -128,12 +154,15 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     trusted: AtomicU64,
     pub(crate) pressure: Pressure,
     pub(crate) state: Mutex<State<G, V>>,
-    /// It is signalled when something leaves [`State::ending`].
-    ended: Condvar,
+    /// It is signalled when something leaves [`State::ending`], and when nobody asks any more.
+    pub(crate) ended: Condvar,
 }
 
 /// A region, and the dma-buf that keeps its memory if there is one.
 type Made<V> = (<V as Verbs>::Mr, Option<Arc<Export>>);
+/// What remains of an entry that was removed: the end of its region, or the dma-buf that it no
+/// longer needs. Dropping it calls verbs or closes a file, so it must happen where no lock is held.
+type Rest<G, V> = (Option<Removed<G, V>>, Option<Arc<Closed>>);
 /// An entry, and its maker's lease.
 type New<G, V> = (Arc<Entry<G, V>>, Held<G, V>);
 type Regions<G, V> = BTreeMap<u64, Arc<Entry<G, V>>>;
@@ -148,8 +177,9 @@ struct Making {
 /// # Invariants
 ///
 /// Of one domain and access, no entry contains another, so starts and ends have the same order. The
-/// sums are those of all entries. No entry in the maps is removed, and each entry that leaves them
-/// is.
+/// sums are those of all entries, and `queued_bytes` that of the queue. No entry in the maps is
+/// removed, and each entry that leaves them is. With [`Options::idle_bytes`], an entry in the queue
+/// is not in use, unless its user is about to take the lock and to take it out.
 pub(crate) struct State<G: Gpu, V: Verbs> {
     regions: BTreeMap<(V::Pd, Access), Regions<G, V>>,
     entries: u64,
@@ -157,8 +187,11 @@ pub(crate) struct State<G: Gpu, V: Verbs> {
     bar1_bytes: u64,
     /// The registrations under way, by the clock when they began.
     making: BTreeMap<u64, Making>,
-    /// Entries that were removed without leases and are not yet deregistered.
-    ending: Vec<Arc<Entry<G, V>>>,
+    /// Entries that were removed without leases and are not yet deregistered, in the order in which
+    /// they were removed.
+    ending: BTreeMap<u64, Arc<Entry<G, V>>>,
+    /// The number of the next such entry.
+    next_end: u64,
     /// The dma-bufs that other NICs may use, beginning with the oldest.
     exports: VecDeque<Weak<Export>>,
     /// The newest dma-buf of each range, by the range's first and last address, with the
@@ -167,10 +200,13 @@ pub(crate) struct State<G: Gpu, V: Verbs> {
     /// The entries that may be evicted, by their last use as far as it was known when they were put
     /// in. An entry in use is taken out when its turn comes, and its last lease puts it back.
     queue: BTreeMap<(u64, usize), Arc<Entry<G, V>>>,
+    queued_bytes: u64,
     /// All entries by their GPU. Empty if free memory is not watched.
     pub(crate) of_gpus: BTreeMap<(i32, usize), Arc<Entry<G, V>>>,
     /// The GPUs that have little free memory.
     pub(crate) pressed: BTreeSet<i32>,
+    /// The number of threads that ask CUDA how much memory is free.
+    pub(crate) asking: usize,
     /// Entries in use that are not in the map because a larger one has their place. Empty if nobody
     /// wants to hear of them.
     outside: Vec<Arc<Entry<G, V>>>,
@@ -200,18 +236,22 @@ impl<G: Gpu, V: Verbs> State<G, V> {
             let used = entry.used.load(Ordering::Relaxed);
             entry.queued.store(used, Ordering::Relaxed);
             self.queue.insert((used, Arc::as_ptr(entry) as usize), entry.clone());
+            self.queued_bytes += entry.range.length();
         }
     }
 
     fn unqueue(&mut self, entry: &Entry<G, V>) {
         let used = entry.queued.swap(UNQUEUED, Ordering::Relaxed);
-        self.queue.remove(&(used, std::ptr::from_ref(entry) as usize));
+        if self.queue.remove(&(used, std::ptr::from_ref(entry) as usize)).is_some() {
+            self.queued_bytes -= entry.range.length();
+        }
     }
 
     /// Takes out the entry whose turn it is to be evicted, by its present last use.
     fn turn(&mut self) -> Option<Arc<Entry<G, V>>> {
         loop {
             let ((queued, _), entry) = self.queue.pop_first()?;
+            self.queued_bytes -= entry.range.length();
             entry.queued.store(UNQUEUED, Ordering::Relaxed);
             if entry.used.load(Ordering::Relaxed) == queued {
                 return Some(entry);
@@ -320,13 +360,26 @@ impl<G: Gpu, V: Verbs> State<G, V> {
     ///
     /// As for [`Removed::new()`].
     pub(crate) unsafe fn end(&mut self, entry: &Arc<Entry<G, V>>) -> Removed<G, V> {
-        self.ending.push(entry.clone());
+        let number = self.next_end;
+        self.next_end += 1;
+        self.ending.insert(number, entry.clone());
         // SAFETY: By this function's contract.
-        unsafe { Removed::new(entry.clone()) }
+        unsafe { Removed::new(entry.clone(), number) }
     }
 
-    fn exceeds(&self, limits: &Limits) -> bool {
-        self.entries > limits.entries || self.bytes > limits.bytes || self.bar1_bytes > limits.bar1_bytes
+    /// Notes that somebody got a lease of this entry, if it is in the map: it leaves the queue, and
+    /// its last lease puts it back.
+    fn lend(&mut self, lease: &Held<G, V>) {
+        if self.same(lease).is_some() {
+            self.unqueue(lease);
+            // It has a lease, so it is not removed, but learns that it is awaited.
+            lease.word.remove_or_await();
+        }
+    }
+
+    fn exceeds(&self, limits: &Limits, idle_bytes: u64) -> bool {
+        let idle = idle_bytes > 0 && self.queued_bytes > idle_bytes;
+        idle || self.entries > limits.entries || self.bytes > limits.bytes || self.bar1_bytes > limits.bar1_bytes
     }
 }
 
@@ -344,12 +397,15 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
             bytes: 0,
             bar1_bytes: 0,
             making: BTreeMap::new(),
-            ending: Vec::new(),
+            ending: BTreeMap::new(),
+            next_end: 0,
             exports: VecDeque::new(),
             shared: BTreeMap::new(),
             queue: BTreeMap::new(),
+            queued_bytes: 0,
             of_gpus: BTreeMap::new(),
             pressed: BTreeSet::new(),
+            asking: 0,
             outside: Vec::new(),
         };
         Self(Arc::new(Inner {
@@ -388,10 +444,10 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         let range = Range::new(address, length)?;
         let inner = &self.0;
         inner.check_process()?;
-        if let Some(entry) = inner.recent(pd, access, &range) {
-            return Ok(Lease::new(entry, range));
-        }
-        if let Some(entry) = inner.hit(pd, access, &range) {
+        if let Some(entry) = inner.recent(pd, access, &range).or_else(|| inner.hit(pd, access, &range)) {
+            if inner.options.idle_bytes > 0 {
+                lock(&inner.state).lend(&entry);
+            }
             return Ok(Lease::new(entry, range));
         }
         inner.counters.misses.add(1);
@@ -414,14 +470,16 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         pds.iter().map(|pd| self.register(*pd, address, length, access)).collect()
     }
 
-    /// Ends every registration whose memory is freed. What a lease holds ends with that.
+    /// Ends every registration whose memory is freed. What a lease holds ends with that. What
+    /// another thread is just deregistering is gone, too, when this returns.
     pub fn sweep(&self) {
         self.0.sweep();
     }
 
     /// Evicts every registration that nobody uses, and returns their bytes. For a program whose
     /// allocation failed, or is about to: what is freed while it is registered stays allocated until
-    /// its registration ends, and a registration takes room in BAR1.
+    /// its registration ends, and a registration takes room in BAR1. What another thread is just
+    /// deregistering is gone, too, when this returns.
     pub fn shrink(&self) -> u64 {
         self.0.shrink()
     }
@@ -435,7 +493,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
     }
 
     /// Ends all registrations, because all memory is about to be freed: a context is destroyed or
-    /// reset.
+    /// reset. When this returns, no thread asks CUDA how much memory is free
+    /// ([`Options::free_bytes`]), and none will until something is registered.
     pub fn before_free_all(&self) {
         self.0.freed(None);
     }
@@ -448,6 +507,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
     }
 
     /// Ends every registration of each domain that `which` chooses.
+    #[doc(hidden)]
     pub fn forget_where(&self, which: impl Fn(V::Pd) -> bool) {
         let which = |entry: &Entry<G, V>| which(entry.pd);
         self.0.take_out(|state| state.all().filter(|entry| which(entry)).cloned().collect(), which);
@@ -553,6 +613,9 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             let kept = inside.is_some();
             if kept {
                 self.watch(&mut state, &entry);
+                if self.options.idle_bytes > 0 {
+                    state.lend(&held);
+                }
             }
             let out = inside.unwrap_or_else(|| vec![entry.clone()]);
             if same && self.options.on_gone.is_some() {
@@ -587,9 +650,13 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         range: Range,
         identity: &Identity,
     ) -> Result<New<G, V>, Error> {
+        let before = {
+            let state = lock(&self.state);
+            state.ending.keys().next().copied().unwrap_or(state.next_end)
+        };
         let first = self.make_once(pd, access, range, identity);
         match first {
-            Err(error) if self.make_room(&error) => {
+            Err(error) if self.make_room(&error, before) => {
                 let made = self.make_once(pd, access, range, identity)?;
                 self.counters.retried.add(1);
                 Ok(made)
@@ -616,6 +683,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 }),
             };
             let Ok((mr, export)) = made else { continue };
+            // There is memory of a GPU, so CUDA has started.
+            sweep::end_before_cuda();
             return Ok(Entry::new(Parts {
                 keys: self.verbs.keys(&mr),
                 pd,
@@ -629,7 +698,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 region: Region {
                     verbs: self.verbs.clone(),
                     counters: self.counters.clone(),
-                    _export: export,
+                    export,
                     generation: self.generation,
                     mr: Some(mr),
                 },
@@ -641,6 +710,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     fn by_dma_buf(&self, pd: V::Pd, access: Access, range: Range, identity: &Identity) -> Result<Made<V>, Refusal> {
         let pages =
             range.widened(page_size()).ok_or_else(|| Refusal::Export("the range ends the address space".into()))?;
+        // Exporting costs more than these two answers.
+        self.verbs.takes_dma_buf(pd).and_then(|()| self.gpu.exports()).map_err(Refusal::Missing)?;
         let (export, fd) = match self.exported(&range, &pages, identity) {
             Some(shared) => shared,
             None => {
@@ -675,19 +746,38 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Removes this entry, which left the map or was never in it, so that nobody gets it again.
+    /// Removes this entry, which left the map or was never in it, so that nobody gets it again. A
+    /// lease may hold the region for long, or for ever if it was deregistered past the cache, but
+    /// not the dma-buf: that would keep memory that is freed meanwhile.
     #[must_use = "it is deregistered where no lock is held"]
-    fn remove(&self, state: &mut State<G, V>, entry: &Arc<Entry<G, V>>) -> Option<Removed<G, V>> {
+    fn remove(&self, state: &mut State<G, V>, entry: &Arc<Entry<G, V>>) -> Option<Rest<G, V>> {
+        // SAFETY: An entry is removed once, under this lock, so it is not yet.
+        let export = unsafe { entry.region() }.export.clone();
         let (hits, unused) = entry.word.remove();
         self.counters.hits.add(hits);
-        // SAFETY: The word said so.
-        unused.then(|| unsafe { state.end(entry) })
+        if unused {
+            // SAFETY: The word said so.
+            return Some((Some(unsafe { state.end(entry) }), None));
+        }
+        Some((None, Some(export?.close()?)))
     }
 
-    /// Notes that the entry is deregistered.
-    pub(crate) fn ended(&self, entry: &Arc<Entry<G, V>>) {
-        lock(&self.state).ending.retain(|ending| !Arc::ptr_eq(ending, entry));
+    /// Notes that the entry with this number is deregistered.
+    pub(crate) fn ended(&self, number: u64) {
+        let ended = lock(&self.state).ending.remove(&number);
         self.ended.notify_all();
+        drop(ended);
+    }
+
+    /// Waits for what other threads are deregistering at this moment, and returns the number of the
+    /// next end. The caller has nothing left to deregister itself.
+    fn wait_for_ends(&self) -> u64 {
+        let mut state = lock(&self.state);
+        let until = state.next_end;
+        while state.ending.first_key_value().is_some_and(|(number, _)| *number < until) {
+            state = wait(&self.ended, state);
+        }
+        until
     }
 
     /// Takes this entry out of the map, so that nobody gets it again. Returns it if it was in the
@@ -746,6 +836,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         self.check_process().is_ok() && entry.identity.holds(&self.gpu)
     }
 
+    /// Ends what is freed, and waits where another thread is just doing that: the program may ask
+    /// for this because it is about to allocate.
     fn sweep(&self) {
         if self.check_process().is_err() {
             return;
@@ -757,6 +849,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             }
         }
         self.tell_outside(None, false);
+        self.wait_for_ends();
     }
 
     pub(crate) fn trust(&self, on: bool) {
@@ -783,6 +876,12 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 None => state.all().cloned().collect(),
             };
             let out = self.take_out(chosen, |entry| range.is_none_or(|range| entry.range.overlaps(&range)));
+            if range.is_none() {
+                let mut state = lock(&self.state);
+                while state.asking > 0 {
+                    state = wait(&self.ended, state);
+                }
+            }
             self.counters.freed.add(out.len() as u64);
             out.iter().for_each(|entry| self.tell(entry));
             self.tell_outside(range, true);
@@ -806,7 +905,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         drop(state);
         drop(out);
         let mut state = lock(&self.state);
-        while state.ending.iter().any(|entry| which(entry)) {
+        while state.ending.values().any(|entry| which(entry)) {
             state = wait(&self.ended, state);
         }
         drop(state);
@@ -821,7 +920,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         }
         let mut out = Vec::new();
         let mut state = lock(&self.state);
-        while state.exceeds(&self.limits) {
+        while state.exceeds(&self.limits, self.options.idle_bytes) {
             let Some(entry) = state.turn() else { break };
             // An entry in use learns that it is awaited.
             if self.evict(&entry) {
@@ -848,6 +947,10 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             } else {
                 state.enqueue(&entry);
             }
+            if self.options.idle_bytes > 0 && entry.word.in_use() {
+                // Somebody got it meanwhile, and lend() sees to it that its last lease comes here.
+                state.unqueue(&entry);
+            }
         }
         drop(state);
         drop(out);
@@ -855,13 +958,16 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     }
 
     /// Evicts all that nobody uses, and ends what is freed, before a program allocates what it
-    /// could not get. Returns how many bytes it released.
+    /// could not get. What other threads are letting go of is released, too, when this returns.
+    /// Returns how many bytes it released itself.
     fn shrink(&self) -> u64 {
         self.sweep();
         if self.check_process().is_err() {
             return 0;
         }
-        self.evict_where(|_| true).iter().map(|entry| entry.range.length()).sum()
+        let evicted = self.evict_where(|_| true).iter().map(|entry| entry.range.length()).sum();
+        self.wait_for_ends();
+        evicted
     }
 
     /// Evicts and returns those of the entries that `which` chooses and nobody uses.
@@ -876,14 +982,16 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         evicted
     }
 
-    /// Evicts what nobody uses, if that may help against `error`. Returns whether there was
-    /// anything.
-    fn make_room(&self, error: &Error) -> bool {
+    /// Evicts what nobody uses, if that may help against `error`, and waits for what other threads
+    /// are deregistering. Returns whether there was anything, or has been since the end with the
+    /// number `before`.
+    fn make_room(&self, error: &Error, before: u64) -> bool {
         let (short, perhaps) = (error.lacks_memory(), error.may_lack_bar1());
         if !short && !perhaps {
             return false;
         }
-        !self.evict_where(|entry| short || entry.way == Way::PeerMemory).is_empty()
+        self.evict_where(|entry| short || entry.way == Way::PeerMemory);
+        self.wait_for_ends() > before
     }
 
     /// Removes this entry if nobody uses it, so that nobody gets it again. The caller must then
@@ -900,12 +1008,19 @@ impl<G: Gpu, V: Verbs> Drop for Inner<G, V> {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         state.queue.clear();
+        state.queued_bytes = 0;
         state.of_gpus.clear();
         let left: Vec<_> = std::mem::take(&mut state.regions).into_values().flat_map(BTreeMap::into_values).collect();
+        // A child must not wait for a thread of its parent.
+        let forked = self.generation != fork::generation();
         for entry in left {
+            // SAFETY: It was in the map, so it is not removed.
+            let export = unsafe { entry.region() }.export.clone();
             if entry.word.remove().1 {
-                // SAFETY: The word said so.
-                drop(unsafe { Removed::new(entry) });
+                // SAFETY: The word said so. Nobody waits for it, so it needs no number.
+                drop(unsafe { Removed::new(entry, 0) });
+            } else if let Some(export) = export.filter(|_| !forked) {
+                drop(export.close());
             }
         }
     }

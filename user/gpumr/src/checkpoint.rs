@@ -10,6 +10,12 @@
 //! Other libraries open that file, too (NVML). One that is opened while all others stay says nothing.
 //! One that is closed while none is new was not CUDA's, if CUDA says that the process runs.
 //!
+//! As long as nobody can say whether CUDA's file is among the watched ones, a new file may be CUDA's.
+//! Before CUDA 12.8 that lasts for ever once such a file was closed. To look for new files takes
+//! milliseconds in a process with thousands of descriptors, so hits do that for a twentieth of the time
+//! at most. A registration looks at once, because CUDA has its file open then: if a checkpoint closes it
+//! later, that is seen without looking for new ones.
+//!
 //! Asking takes a system call for each file, so each tick of the coarse clock (1 to 10 ms) asks once. A
 //! checkpoint and a restore cannot both happen between two ticks: they free and copy all memory and
 //! make each context anew, which takes 600 ms for a process that has almost nothing.
@@ -18,7 +24,10 @@ use libc::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+/// The least time between two looks for new files at hits, in times of what the last look took.
+const PAUSE: u32 = 20;
 /// The name of a driver's file of which CUDA has one open.
 const CONTROL: &str = "nvidiactl";
 /// Linux's fcntl commands for the signal of an open file, which is 0 until somebody sets it.
@@ -34,6 +43,8 @@ pub(crate) struct Watch {
     blind: AtomicBool,
     /// The tick of the last look.
     asked: AtomicU64,
+    /// The tick of the last look that looked for new files if that was needed.
+    scanned: AtomicU64,
     files: Mutex<Files>,
 }
 
@@ -45,6 +56,8 @@ struct Files {
     /// Whether CUDA's file may have been closed, so that the watched ones may be other libraries'.
     /// Each new one may then be CUDA's.
     unsure: bool,
+    /// When the last look for new files ended, and how long it took.
+    last: Option<(Instant, Duration)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,35 +75,70 @@ impl Watch {
     pub(crate) fn epoch(&self, runs: impl Fn() -> Option<bool>) -> Option<u64> {
         let now = tick();
         if self.asked.load(Ordering::Acquire) != now {
-            self.ask(now, runs);
+            self.ask(now, false, runs);
         }
+        self.known()
+    }
+
+    /// Returns the same number, for a registration: looks for new files, too, if they matter.
+    pub(crate) fn fresh_epoch(&self, runs: impl Fn() -> Option<bool>) -> Option<u64> {
+        let now = tick();
+        if self.scanned.load(Ordering::Acquire) != now {
+            self.ask(now, true, runs);
+        }
+        self.known()
+    }
+
+    #[inline]
+    fn known(&self) -> Option<u64> {
         let epoch = self.epoch.load(Ordering::Acquire);
         (!self.blind.load(Ordering::Acquire)).then_some(epoch)
     }
 
     #[cold]
-    fn ask(&self, now: u64, runs: impl Fn() -> Option<bool>) {
+    fn ask(&self, now: u64, registers: bool, runs: impl Fn() -> Option<bool>) {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.asked.load(Ordering::Acquire) == now {
+        let asked = if registers { &self.scanned } else { &self.asked };
+        if asked.load(Ordering::Acquire) == now {
             return;
         }
-        let restored = files.look(runs);
+        // Where nothing can be watched, nothing is kept, so there are registrations only.
+        let scans = registers || self.blind.load(Ordering::Acquire) || files.is_scan_due();
+        let restored = files.look(scans, runs);
         if restored != Some(false) {
             self.epoch.fetch_add(1, Ordering::Release);
         }
         self.blind.store(restored.is_none(), Ordering::Release);
+        if scans {
+            self.scanned.store(now, Ordering::Release);
+        }
         self.asked.store(now, Ordering::Release);
     }
 }
 
 impl Files {
+    fn is_scan_due(&self) -> bool {
+        self.last.is_none_or(|(end, took)| end.elapsed() >= took * PAUSE)
+    }
+
+    /// Returns the descriptors of the driver's file, or `None` if nobody can say.
+    fn scan(&mut self) -> Option<Vec<RawFd>> {
+        let start = Instant::now();
+        let open = open();
+        self.last = Some((Instant::now(), start.elapsed()));
+        open
+    }
+
     /// Returns whether CUDA's file may have been closed since the last look, or `None` if nobody
-    /// can say.
-    fn look(&mut self, runs: impl Fn() -> Option<bool>) -> Option<bool> {
+    /// can say. Looks for new files only if it `scans`, or if one was closed.
+    fn look(&mut self, scans: bool, runs: impl Fn() -> Option<bool>) -> Option<bool> {
         if self.watched.is_empty() {
             let unsure = self.unsure;
             return match runs() {
                 Some(false) if unsure => Some(true),
+                // Where CUDA has no such file, or does not say when it has one, that is looked for now
+                // and then.
+                runs if !(scans || unsure && runs.is_some()) => Some(false),
                 runs => {
                     self.unsure &= runs.is_none();
                     self.watch().map(|()| unsure)
@@ -99,12 +147,12 @@ impl Files {
         }
         let (same, closed): (Vec<Watched>, Vec<_>) = self.watched.iter().partition(|file| self.is_same(**file));
         let is_new = |fd: &RawFd| same.iter().all(|file| file.fd != *fd);
-        if closed.is_empty() && !(self.unsure && open()?.iter().any(is_new)) {
+        if closed.is_empty() && !(scans && self.unsure && self.scan()?.iter().any(is_new)) {
             return Some(false);
         }
         match runs() {
             // The closed file was another library's.
-            Some(true) if !same.is_empty() && !open()?.iter().any(is_new) => {
+            Some(true) if !same.is_empty() && !self.scan()?.iter().any(is_new) => {
                 self.watched = same;
                 return Some(false);
             }
@@ -131,7 +179,7 @@ impl Files {
     /// Watches what is open now. Returns `None` if that fails.
     fn watch(&mut self) -> Option<()> {
         self.watched.clear();
-        let open = open()?;
+        let open = self.scan()?;
         if open.is_empty() {
             return Some(());
         }
@@ -161,6 +209,8 @@ impl Files {
 
 /// Returns the descriptors of the driver's file, or `None` if nobody can say.
 fn open() -> Option<Vec<RawFd>> {
+    #[cfg(all(test, not(feature = "shuttle")))]
+    tests::slow();
     let of_driver = |file: std::fs::DirEntry| {
         let path = std::fs::read_link(file.path()).ok()?;
         (path.file_name()? == CONTROL).then(|| file.file_name().to_str()?.parse().ok())?
@@ -181,4 +231,65 @@ fn tick() -> u64 {
     // SAFETY: A local.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64) | 1
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::fs::File;
+
+    thread_local! {
+        /// What each look for new files takes, and how many there were.
+        static LOOKS: Cell<(Duration, u32)> = const { Cell::new((Duration::ZERO, 0)) };
+    }
+
+    pub(super) fn slow() {
+        let (takes, looks) = LOOKS.get();
+        LOOKS.set((takes, looks + 1));
+        std::thread::sleep(takes);
+    }
+
+    /// In a process with thousands of descriptors a look for new files takes milliseconds. Before
+    /// CUDA 12.8 each hit might need one once another library has closed the driver's file.
+    #[test]
+    fn hits_seldom_look_for_new_files() {
+        let folder = std::env::temp_dir().join(format!("gpumr-checkpoint-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let open =
+            || File::options().read(true).write(true).create(true).truncate(false).open(folder.join(CONTROL)).unwrap();
+        let next_tick = || {
+            let now = tick();
+            while tick() == now {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let unknown = || None;
+        let watch = Watch::default();
+        let (cuda, nvml) = (open(), open());
+        let first = watch.fresh_epoch(unknown).unwrap();
+        LOOKS.set((Duration::from_millis(10), 0));
+        next_tick();
+        assert_eq!((watch.epoch(unknown), LOOKS.get().1), (Some(first), 0), "all is watched");
+        drop(nvml);
+        next_tick();
+        let unsure = watch.epoch(unknown).unwrap();
+        assert_ne!(unsure, first, "it may have been CUDA's");
+        let start = Instant::now();
+        LOOKS.set((Duration::from_millis(10), 0));
+        while start.elapsed() < Duration::from_millis(150) {
+            assert_eq!(watch.epoch(unknown), Some(unsure));
+            next_tick();
+        }
+        assert!(LOOKS.get().1 <= 1, "{} looks", LOOKS.get().1);
+        // A registration looks at once, and what it finds is watched.
+        let restored = open();
+        next_tick();
+        let new = watch.fresh_epoch(unknown).unwrap();
+        assert_ne!(new, unsure);
+        drop((cuda, restored));
+        next_tick();
+        assert_ne!(watch.epoch(unknown), Some(new), "closed again");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

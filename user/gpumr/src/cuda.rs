@@ -40,6 +40,7 @@ const WRONG_CONTEXT: [c_int; 3] = [201, 500, 709];
 const RUNNING: c_int = 0;
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
+const NO_EXPORT: &str = "libcuda has no cuMemGetHandleForAddressRange (CUDA 11.7)";
 /// A flag of dlopen: open only what the program has loaded itself.
 const RTLD_NOLOAD: c_int = 4;
 
@@ -100,6 +101,7 @@ impl Cuda {
     }
 
     /// Returns the library if the program has it loaded. It does not start the driver.
+    #[doc(hidden)]
     pub fn loaded() -> Option<Self> {
         Self::with(RTLD_LAZY | RTLD_NOLOAD).ok()
     }
@@ -162,7 +164,7 @@ impl Cuda {
     }
 
     /// Returns the answer in a context of the memory's GPU, whatever is current, or `None` if there
-    /// is no such context.
+    /// is no such context. The program is registering the memory, so it does not end its context.
     fn in_its_context(&self, address: u64, ask: impl Fn() -> c_int) -> Option<c_int> {
         // The memory exists, so its context does, too.
         let mut context = self.number(CONTEXT, address).unwrap_or(0) as Context;
@@ -187,6 +189,22 @@ impl Cuda {
         }
     }
 
+    /// Returns whether this process is outside of a checkpoint, if CUDA says so.
+    fn runs(&self) -> Option<bool> {
+        let (ask, mut state) = (self.process.as_ref()?, -1);
+        // SAFETY: A local; this process.
+        let status = unsafe { ask(libc::getpid(), &mut state) };
+        (status == 0).then_some(state == RUNNING)
+    }
+
+    /// Returns whether a GPU's primary context is in use, if CUDA says so.
+    fn is_primary_active(&self, device: c_int) -> Option<bool> {
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: Locals.
+        let status = unsafe { self.state.as_ref()?(device, &mut flags, &mut active) };
+        (status == 0).then_some(active != 0)
+    }
+
     /// Retains the primary context of a GPU. A context that nobody uses yet is retained once more,
     /// for as long as this lives.
     ///
@@ -194,11 +212,9 @@ impl Cuda {
     ///
     /// As for `cuDevicePrimaryCtxRetain()`.
     unsafe fn retain_primary(&self, context: &mut Context, device: c_int) -> c_int {
-        let (mut flags, mut active) = (0, 0);
-        // SAFETY: Locals.
-        let known = self.state.as_ref().is_some_and(|ask| unsafe { ask(device, &mut flags, &mut active) } == 0);
+        let inactive = self.is_primary_active(device) == Some(false);
         let bit = u32::try_from(device).ok().and_then(|device| 1u64.checked_shl(device)).unwrap_or(0);
-        if known && active == 0 && bit != 0 && self.kept.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+        if inactive && bit != 0 && self.kept.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
             // SAFETY: By this function's contract; drop() releases it.
             let status = unsafe { (self.retain)(context, device) };
             if status != 0 {
@@ -248,12 +264,11 @@ impl Gpu for Cuda {
 
     #[inline]
     fn epoch(&self) -> Option<u64> {
-        self.watch.epoch(|| {
-            let (ask, mut state) = (self.process.as_ref()?, -1);
-            // SAFETY: A local; this process.
-            let status = unsafe { ask(libc::getpid(), &mut state) };
-            (status == 0).then_some(state == RUNNING)
-        })
+        self.watch.epoch(|| self.runs())
+    }
+
+    fn fresh_epoch(&self) -> Option<u64> {
+        self.watch.fresh_epoch(|| self.runs())
     }
 
     fn kind(&self, address: u64) -> Kind {
@@ -297,10 +312,26 @@ impl Gpu for Cuda {
     }
 
     fn memory(&self, address: u64) -> Option<(u64, u64)> {
-        let (free, total) = (Cell::new(0usize), Cell::new(0usize));
-        // SAFETY: Two locals.
-        let status = self.in_its_context(address, || unsafe { (self.info)(free.as_ptr(), total.as_ptr()) });
-        (status == Some(0)).then(|| (free.get() as u64, total.get() as u64))
+        let device = self.number(DEVICE_ORDINAL, address).ok()? as c_int;
+        if !self.is_primary_active(device)? {
+            return None;
+        }
+        let (mut free, mut total, mut context) = (0usize, 0usize, std::ptr::null_mut());
+        // SAFETY: Locals. What is retained and pushed here is popped and released here. A thread of
+        // ours may ask at any time, so it uses no context that the program may end meanwhile.
+        let status = unsafe {
+            if (self.retain)(&mut context, device) != 0 {
+                return None;
+            }
+            let mut status = (self.push)(context);
+            if status == 0 {
+                status = (self.info)(&mut free, &mut total);
+                (self.pop)(&mut context);
+            }
+            (self.release)(device);
+            status
+        };
+        (status == 0).then_some((free as u64, total as u64))
     }
 
     fn words(&self, status: c_int) -> String {
@@ -315,8 +346,13 @@ impl Gpu for Cuda {
         }
     }
 
+    fn exports(&self) -> std::io::Result<()> {
+        let lacks = || std::io::Error::new(std::io::ErrorKind::Unsupported, NO_EXPORT);
+        self.handle.as_ref().map(|_| ()).ok_or_else(lacks)
+    }
+
     fn export(&self, range: Range) -> Result<OwnedFd, String> {
-        let handle = self.handle.as_ref().ok_or("libcuda has no cuMemGetHandleForAddressRange (CUDA 11.7)")?;
+        let handle = self.handle.as_ref().ok_or(NO_EXPORT)?;
         let fd: Cell<c_int> = Cell::new(-1);
         let (at, length) = (range.start(), range.length() as usize);
         // SAFETY: A local; the range is made of whole pages, and a wrong one is refused.

@@ -20,8 +20,8 @@ const GPU_PAGE: u64 = 64 << 10;
 /// A dma-buf, which the registrations of all NICs share. While it is open, it keeps the memory.
 pub(crate) struct Export {
     pub(crate) range: Range,
-    /// The descriptor, or `None` once newer ones have its place. Existing registrations do not need
-    /// it any more.
+    /// The descriptor, or `None` once newer ones have its place, or a registration that has it left
+    /// the cache. Existing registrations do not need it any more.
     fd: Mutex<Option<Arc<Closed>>>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Region<V: Verbs> {
     pub(crate) verbs: Arc<V>,
     pub(crate) counters: Arc<Counters>,
     /// The dma-buf that keeps the memory for other NICs.
-    pub(crate) _export: Option<Arc<Export>>,
+    pub(crate) export: Option<Arc<Export>>,
     pub(crate) generation: u64,
     pub(crate) mr: Option<V::Mr>,
 }
@@ -172,8 +172,8 @@ impl<G: Gpu, V: Verbs> Entry<G, V> {
 }
 
 /// An entry that was removed when nobody used it. Dropping it deregisters, so it must happen where
-/// no lock is held.
-pub(crate) struct Removed<G: Gpu, V: Verbs>(Arc<Entry<G, V>>);
+/// no lock is held. The number is that under which others wait for it.
+pub(crate) struct Removed<G: Gpu, V: Verbs>(Arc<Entry<G, V>>, u64);
 
 impl<G: Gpu, V: Verbs> Removed<G, V> {
     /// Takes over the end of an entry.
@@ -181,8 +181,8 @@ impl<G: Gpu, V: Verbs> Removed<G, V> {
     /// # Safety
     ///
     /// As for [`Entry::finish()`].
-    pub(crate) unsafe fn new(entry: Arc<Entry<G, V>>) -> Self {
-        Self(entry)
+    pub(crate) unsafe fn new(entry: Arc<Entry<G, V>>, number: u64) -> Self {
+        Self(entry, number)
     }
 }
 
@@ -191,7 +191,7 @@ impl<G: Gpu, V: Verbs> Drop for Removed<G, V> {
         // SAFETY: Promised in `new()`.
         drop(unsafe { self.0.finish() });
         if let Some(cache) = self.0.cache.upgrade() {
-            cache.ended(&self.0);
+            cache.ended(self.1);
         }
     }
 }

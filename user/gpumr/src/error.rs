@@ -57,6 +57,7 @@ pub enum Error {
         range: Range,
     },
     /// Neither way worked.
+    #[non_exhaustive]
     Refused {
         /// The range that was to be registered.
         range: Range,
@@ -89,6 +90,7 @@ pub struct Memory {
 
 impl Memory {
     /// Asks CUDA about the memory at this address.
+    #[doc(hidden)]
     pub fn of(gpu: &impl Gpu, address: u64) -> Self {
         Self { capable: gpu.capable(address), pooled: gpu.pooled(address) }
     }
@@ -102,10 +104,13 @@ pub enum Refusal {
     Export(String),
     /// Verbs did not accept the dma-buf.
     Register(io::Error),
+    /// A library, or the caller's table, has no function for it; in words.
+    Missing(io::Error),
 }
 
 impl Error {
     /// Returns why an address of `range` is not memory of a GPU that can be registered.
+    #[doc(hidden)]
     pub fn not_device(gpu: &impl Gpu, address: u64, range: Range) -> Self {
         match gpu.kind(address) {
             Kind::Managed => Self::Managed { address },
@@ -116,9 +121,17 @@ impl Error {
         }
     }
 
-    /// Returns the errno for C programs.
+    /// Returns the errno for C programs. If both ways were tried, what the kernel said counts more
+    /// than what a library lacks.
     pub fn errno(&self) -> i32 {
-        let of = |error: &io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+        let of = |error: &io::Error| {
+            error.raw_os_error().unwrap_or(match error.kind() {
+                // A library lacks a function, or the caller's table does.
+                io::ErrorKind::Unsupported => libc::ENOSYS,
+                io::ErrorKind::InvalidInput => libc::EINVAL,
+                _ => libc::EIO,
+            })
+        };
         match self {
             Self::NoLength { .. } | Self::Wraps { .. } | Self::Argument(_) => libc::EINVAL,
             Self::Unknown { .. } | Self::Managed { .. } | Self::Host { .. } => libc::EFAULT,
@@ -126,7 +139,9 @@ impl Error {
             Self::Cuda { .. } => libc::EIO,
             Self::Changed { .. } => libc::EAGAIN,
             Self::Refused { dma_buf: Some(Refusal::Register(error)), .. } => of(error),
-            Self::Refused { peer_memory: Some(error), .. } => of(error),
+            Self::Refused { peer_memory: Some(error), .. } if error.raw_os_error().is_some() => of(error),
+            Self::Refused { dma_buf: Some(Refusal::Missing(error)), .. } => of(error),
+            Self::Refused { dma_buf: None, peer_memory: Some(error), .. } => of(error),
             Self::Refused { .. } => libc::EOPNOTSUPP,
             Self::Forked => libc::EPERM,
             Self::Library(_) => libc::ENOSYS,
@@ -147,9 +162,11 @@ impl Error {
     }
 
     /// Returns whether BAR1 may be full. If the driver pins not even one page, nvidia-peermem
-    /// cannot tell that the memory is a GPU's, so `ibv_reg_mr()` fails with EFAULT.
+    /// cannot tell that the memory is a GPU's, so `ibv_reg_mr()` fails with EFAULT. It always does
+    /// for memory that cannot be pinned, like a pool's.
     pub(crate) fn may_lack_bar1(&self) -> bool {
-        matches!(self, Self::Refused { peer_memory: Some(error), .. } if error.raw_os_error() == Some(libc::EFAULT))
+        matches!(self, Self::Refused { peer_memory: Some(error), memory, .. }
+            if error.raw_os_error() == Some(libc::EFAULT) && memory.capable != Some(false))
     }
 }
 
@@ -191,7 +208,9 @@ impl fmt::Display for Error {
                 }
                 match dma_buf {
                     Some(Refusal::Export(why)) => write!(f, " by dma-buf: CUDA exports none: {why}{}", memory.why())?,
-                    Some(Refusal::Register(error)) => write!(f, " by dma-buf: {}", Words(error))?,
+                    Some(Refusal::Register(error) | Refusal::Missing(error)) => {
+                        write!(f, " by dma-buf: {}", Words(error))?;
+                    }
                     None => write!(f, " dma-buf was not tried")?,
                 }
                 Ok(())
@@ -208,6 +227,7 @@ impl fmt::Display for Error {
 
 impl Memory {
     /// Returns why CUDA exports no dma-buf, if that is known.
+    #[doc(hidden)]
     pub fn why(&self) -> &'static str {
         if self.pooled {
             ": of a pool's memory it exports the first allocation only: use cudaMalloc() for what a NIC shall reach"
@@ -219,6 +239,7 @@ impl Memory {
 
 /// Displays an error of verbs in words. 524 is the kernel's ENOTSUPP, which has no name in user
 /// space.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct Words<'a>(pub &'a io::Error);
 
@@ -236,7 +257,7 @@ impl fmt::Display for Words<'_> {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Refused { dma_buf: Some(Refusal::Register(error)), .. } => Some(error),
+            Self::Refused { dma_buf: Some(Refusal::Register(error) | Refusal::Missing(error)), .. } => Some(error),
             Self::Refused { peer_memory: Some(error), .. } | Self::Thread(error) => Some(error),
             _ => None,
         }

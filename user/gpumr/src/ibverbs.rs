@@ -7,8 +7,10 @@
 use crate::backend::{Access, Verbs};
 use crate::error::Error;
 use crate::range::Range;
+pub use crate::table::{DeregMr as TableDeregMr, RegDmaBuf as TableRegDmaBuf, RegMr as TableRegMr, Table};
 use libloading::os::unix::Library;
 use std::ffi::{c_int, c_void, CStr};
+use std::hash::{Hash, Hasher};
 use std::io;
 use std::mem::transmute;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -21,6 +23,7 @@ const OPTIONAL: c_int = 0x3ff0_0000;
 /// The beginning of `struct ibv_mr`, which is the same since libibverbs 1.1.
 #[repr(C)]
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct RawMr {
     /// The region's device.
     pub context: *mut c_void,
@@ -39,9 +42,20 @@ pub struct RawMr {
 
 const _: () = assert!(std::mem::offset_of!(RawMr, rkey) == 40);
 
-/// `struct ibv_pd *`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Pd(NonNull<c_void>);
+/// `struct ibv_pd *`, with its device, which is noted because the program may give the domain back
+/// without a word. A domain at the same address of another device is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pd {
+    pd: NonNull<c_void>,
+    context: *mut c_void,
+}
+
+// The address alone makes a hash that is good enough for hits, and quicker.
+impl Hash for Pd {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.pd.hash(state);
+    }
+}
 
 // SAFETY: Verbs may be called from every thread.
 unsafe impl Send for Pd {}
@@ -56,13 +70,19 @@ impl Pd {
     /// It is one of libibverbs', and lives until the cache was told to forget it and all its leases
     /// ended.
     pub unsafe fn new(pd: NonNull<c_void>) -> Self {
-        Self(pd)
+        // SAFETY: By this function's contract it lives. It begins with that pointer since libibverbs
+        // 1.1.
+        let context = unsafe { pd.cast::<*mut c_void>().read() };
+        Self { pd, context }
+    }
+
+    pub(crate) fn as_ptr(self) -> *mut c_void {
+        self.pd.as_ptr()
     }
 
     /// Returns its device, as `ibv_open_device()` returned it.
     pub fn context(self) -> *mut c_void {
-        // SAFETY: It lives (new), and begins with that pointer since libibverbs 1.1.
-        unsafe { self.0.cast::<*mut c_void>().read() }
+        self.context
     }
 }
 
@@ -84,8 +104,10 @@ impl Mr {
 }
 
 /// The beginning of `struct ibv_mr_init_attr` of rdma-core 59 and later.
+#[doc(hidden)]
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct RawMrAttr {
     /// The number of bytes.
     pub length: usize,
@@ -120,22 +142,20 @@ impl RawMrAttr {
 
 type RegMr = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int) -> *mut RawMr;
 type RegIova = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, c_int) -> *mut RawMr;
-/// `ibv_reg_mr_iova2()`.
-pub type RegIova2 = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, u32) -> *mut RawMr;
+type RegIova2 = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, u32) -> *mut RawMr;
 type RegEx = unsafe extern "C" fn(*mut c_void, *mut RawMrAttr) -> *mut RawMr;
-/// `ibv_reg_dmabuf_mr()`.
-pub type RegDmaBuf = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut RawMr;
+type RegDmaBuf = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut RawMr;
 type DeallocPd = unsafe extern "C" fn(*mut c_void) -> c_int;
 type CloseDevice = unsafe extern "C" fn(*mut c_void) -> c_int;
 type ReregMr = unsafe extern "C" fn(*mut RawMr, c_int, *mut c_void, *mut c_void, usize, c_int) -> c_int;
-/// `ibv_dereg_mr()`.
-pub type DeregMr = unsafe extern "C" fn(*mut RawMr) -> c_int;
+type DeregMr = unsafe extern "C" fn(*mut RawMr) -> c_int;
 
 /// The functions of one libibverbs, or of what stands before it.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Functions {
-    reg_mr: Option<RegMr>,
+    reg_mr: RegMr,
     dereg_mr: DeregMr,
     /// It exists since rdma-core 26.
     reg_iova: Option<RegIova>,
@@ -156,10 +176,6 @@ fn lacks(function: &str, since: u32) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, why)
 }
 
-fn hole(function: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::Unsupported, format!("the table of verbs functions has no {function}"))
-}
-
 /// Fails as C does, for a function that the library lacks.
 fn no_function() -> *mut RawMr {
     // SAFETY: This thread's errno.
@@ -167,49 +183,11 @@ fn no_function() -> *mut RawMr {
     std::ptr::null_mut()
 }
 
-fn made(mr: *mut RawMr) -> io::Result<Mr> {
+pub(crate) fn made(mr: *mut RawMr) -> io::Result<Mr> {
     NonNull::new(mr).map(Mr).ok_or_else(io::Error::last_os_error)
 }
 
-/// Functions that a caller supplies: of its own libibverbs, or functions that call more than verbs,
-/// like mlx5dv for Data Direct. One of the first two may be missing; that way then does not work.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Table {
-    /// Does the same as `ibv_reg_mr_iova2()`.
-    pub reg_mr: Option<RegIova2>,
-    /// Does the same as `ibv_reg_dmabuf_mr()`.
-    pub reg_dmabuf_mr: Option<RegDmaBuf>,
-    /// Does the same as `ibv_dereg_mr()`.
-    pub dereg_mr: Option<DeregMr>,
-}
-
 impl Functions {
-    /// Returns the functions of a table. Fails if it has no way to register, or none to deregister.
-    ///
-    /// # Safety
-    ///
-    /// They do what libibverbs' do with the same arguments, and may be called from every thread.
-    pub unsafe fn given(table: Table) -> Result<Self, Error> {
-        let lacks = |what: &'static str| Error::Argument(what.into());
-        if table.reg_mr.is_none() && table.reg_dmabuf_mr.is_none() {
-            return Err(lacks("the table of verbs functions has neither reg_mr nor reg_dmabuf_mr: fill in one"));
-        }
-        let dereg_mr =
-            table.dereg_mr.ok_or_else(|| lacks("the table of verbs functions has no dereg_mr: fill it in"))?;
-        Ok(Self {
-            reg_mr: None,
-            dereg_mr,
-            reg_iova: None,
-            reg_iova2: table.reg_mr,
-            reg_dma_buf: table.reg_dmabuf_mr,
-            reg_ex: None,
-            dealloc_pd: None,
-            close_device: None,
-            rereg_mr: None,
-        })
-    }
-
     /// Returns the functions that `find` knows by name. If a required one is missing, the error is
     /// its name.
     ///
@@ -221,7 +199,7 @@ impl Functions {
         // pointer is None.
         unsafe {
             Ok(Self {
-                reg_mr: Some(transmute::<*mut c_void, Option<RegMr>>(find(c"ibv_reg_mr")).ok_or("ibv_reg_mr")?),
+                reg_mr: transmute::<*mut c_void, Option<RegMr>>(find(c"ibv_reg_mr")).ok_or("ibv_reg_mr")?,
                 dereg_mr: transmute::<*mut c_void, Option<DeregMr>>(find(c"ibv_dereg_mr")).ok_or("ibv_dereg_mr")?,
                 reg_iova: transmute::<*mut c_void, Option<RegIova>>(find(c"ibv_reg_mr_iova")),
                 reg_iova2: transmute::<*mut c_void, Option<RegIova2>>(find(c"ibv_reg_mr_iova2")),
@@ -282,7 +260,7 @@ impl Functions {
     /// As for that.
     pub unsafe fn plain(&self, pd: *mut c_void, at: *mut c_void, length: usize, access: c_int) -> *mut RawMr {
         // SAFETY: By this function's contract.
-        self.reg_mr.map_or_else(no_function, |call| unsafe { call(pd, at, length, access) })
+        unsafe { (self.reg_mr)(pd, at, length, access) }
     }
 
     /// Calls `ibv_reg_mr_iova()` itself.
@@ -387,8 +365,13 @@ impl Functions {
         }
     }
 
+    /// Returns `ibv_reg_dmabuf_mr()`, or an error that says that the library lacks it.
+    fn takes_dma_buf(&self) -> io::Result<RegDmaBuf> {
+        self.reg_dma_buf.ok_or_else(|| lacks("ibv_reg_dmabuf_mr", 34))
+    }
+
     /// Calls `ibv_reg_dmabuf_mr()` with the NIC's address `iova`, and enters the address that the
-    /// program knows.
+    /// program knows. Fails as that does, and if there is no such function.
     pub fn dma_buf(
         &self,
         pd: Pd,
@@ -398,17 +381,11 @@ impl Functions {
         fd: BorrowedFd<'_>,
         access: Access,
     ) -> io::Result<Mr> {
-        let call = self.reg_dma_buf.ok_or_else(|| {
-            if self.reg_mr.is_none() {
-                hole("reg_dmabuf_mr")
-            } else {
-                lacks("ibv_reg_dmabuf_mr", 34)
-            }
-        })?;
+        let call = self.takes_dma_buf()?;
         // SAFETY: The domain lives (Pd::new), the descriptor is borrowed; a wrong range or flag is
         // refused.
         let mr =
-            made(unsafe { call(pd.0.as_ptr(), offset, range.length() as usize, iova, fd.as_raw_fd(), access.bits()) })?;
+            made(unsafe { call(pd.as_ptr(), offset, range.length() as usize, iova, fd.as_raw_fd(), access.bits()) })?;
         Ok(mr.at(range.start()))
     }
 
@@ -420,13 +397,13 @@ impl Functions {
         let comp_mask = attr.comp_mask & !RawMrAttr::ADDR | added;
         let mut attr = RawMrAttr { comp_mask, iova, fd: fd.as_raw_fd(), fd_offset: offset, ..attr };
         // SAFETY: As above; a local.
-        Ok(made(unsafe { call(pd.0.as_ptr(), &mut attr) })?.at(range.start()))
+        Ok(made(unsafe { call(pd.as_ptr(), &mut attr) })?.at(range.start()))
     }
 }
 
 impl Mr {
     /// Enters the address that the program knows, which libibverbs leaves empty for a dma-buf.
-    fn at(self, address: u64) -> Self {
+    pub(crate) fn at(self, address: u64) -> Self {
         // SAFETY: It is new, so nobody else has it.
         unsafe { (*self.as_ptr()).addr = address as *mut c_void };
         self
@@ -475,12 +452,21 @@ impl Known {
     }
 }
 
+/// Whose functions are called.
+#[derive(Debug)]
+enum Source {
+    /// Those of the library that made a device, or these if the device does not tell.
+    OfDevices(Functions),
+    /// These, for every device.
+    Found(Functions),
+    /// The caller's, for every device.
+    Table(Table),
+}
+
 /// libibverbs, for the cache.
 #[derive(Debug)]
 pub struct IbVerbs {
-    functions: Functions,
-    /// Whether the functions are the caller's, and serve every device.
-    given: bool,
+    source: Source,
     /// The library. The field is the last, because the functions are the library's.
     _lib: Option<Library>,
 }
@@ -501,31 +487,51 @@ impl IbVerbs {
         };
         let functions =
             found.map_err(|name| Error::Library(format!("libibverbs.so.1 is no libibverbs: it has no {name}()")))?;
-        Ok(Self { functions, given: false, _lib: Some(lib) })
+        Ok(Self { source: Source::OfDevices(functions), _lib: Some(lib) })
+    }
+
+    /// Returns verbs that use the functions of this table for every device. Fails if it has no way
+    /// to register, or none to deregister.
+    ///
+    /// # Safety
+    ///
+    /// The functions do what libibverbs' do with the same arguments, and may be called from every
+    /// thread.
+    pub unsafe fn from_table(table: Table) -> Result<Self, Error> {
+        table.check()?;
+        Ok(Self { source: Source::Table(table), _lib: None })
     }
 
     /// Returns verbs that use these functions for every device.
+    #[doc(hidden)]
     pub fn given(functions: Functions) -> Self {
-        Self { functions, given: true, _lib: None }
+        Self { source: Source::Found(functions), _lib: None }
     }
 
     /// Returns verbs that use the functions of the library that made a device, or these if the
     /// device does not tell.
+    #[doc(hidden)]
     pub fn of_devices_or(functions: Functions) -> Self {
-        Self { functions, given: false, _lib: None }
+        Self { source: Source::OfDevices(functions), _lib: None }
     }
 
-    /// Returns the functions that serve if a device does not tell its library.
-    pub fn functions(&self) -> &Functions {
-        &self.functions
-    }
-
-    fn of(&self, context: *mut c_void) -> Functions {
-        if self.given {
-            return self.functions;
+    /// Returns the functions that serve if a device does not tell its library. A table has none.
+    #[doc(hidden)]
+    pub fn functions(&self) -> Option<&Functions> {
+        match &self.source {
+            Source::OfDevices(functions) | Source::Found(functions) => Some(functions),
+            Source::Table(_) => None,
         }
-        // SAFETY: The device of a domain or region that lives.
-        unsafe { Functions::of_device(context) }.unwrap_or(self.functions)
+    }
+
+    /// Returns the functions for this device, or the caller's table.
+    fn of(&self, context: *mut c_void) -> Result<Functions, &Table> {
+        match &self.source {
+            // SAFETY: The device of a domain or region that lives.
+            Source::OfDevices(functions) => Ok(unsafe { Functions::of_device(context) }.unwrap_or(*functions)),
+            Source::Found(functions) => Ok(*functions),
+            Source::Table(table) => Err(table),
+        }
     }
 }
 
@@ -534,17 +540,26 @@ impl Verbs for IbVerbs {
     type Mr = Mr;
 
     fn register(&self, pd: Pd, range: Range, access: Access) -> io::Result<Mr> {
-        let functions = self.of(pd.context());
+        let functions = match self.of(pd.context()) {
+            Ok(functions) => functions,
+            Err(table) => return table.register(pd, range, access),
+        };
         let (at, length) = (range.start() as *mut c_void, range.length() as usize);
         let access = access.bits();
-        made(match (functions.reg_mr, functions.reg_iova2) {
+        made(match functions.reg_iova2 {
             // SAFETY: The domain lives (Pd::new); a wrong range or flag is refused.
-            (Some(call), _) if access & OPTIONAL == 0 => unsafe { call(pd.0.as_ptr(), at, length, access) },
+            _ if access & OPTIONAL == 0 => unsafe { (functions.reg_mr)(pd.as_ptr(), at, length, access) },
             // SAFETY: As above.
-            (_, Some(call)) => unsafe { call(pd.0.as_ptr(), at, length, range.start(), access as u32) },
-            (Some(_), None) => return Err(lacks("ibv_reg_mr_iova2", 28)),
-            (None, None) => return Err(hole("reg_mr")),
+            Some(call) => unsafe { call(pd.as_ptr(), at, length, range.start(), access as u32) },
+            None => return Err(lacks("ibv_reg_mr_iova2", 28)),
         })
+    }
+
+    fn takes_dma_buf(&self, pd: Pd) -> io::Result<()> {
+        match self.of(pd.context()) {
+            Ok(functions) => functions.takes_dma_buf().map(|_| ()),
+            Err(table) => table.takes_dma_buf().map(|_| ()),
+        }
     }
 
     fn register_dma_buf(
@@ -555,14 +570,22 @@ impl Verbs for IbVerbs {
         fd: BorrowedFd<'_>,
         access: Access,
     ) -> io::Result<Mr> {
-        self.of(pd.context()).dma_buf(pd, range, offset, range.start(), fd, access)
+        match self.of(pd.context()) {
+            Ok(functions) => functions.dma_buf(pd, range, offset, range.start(), fd, access),
+            Err(table) => table.register_dma_buf(pd, range, offset, fd, access),
+        }
     }
 
     fn deregister(&self, mr: Mr) -> io::Result<()> {
         // SAFETY: It lives until this call, and so does its device.
         let context = unsafe { (*mr.as_ptr()).context };
-        // SAFETY: It was registered here and is given away by this call.
-        match unsafe { self.of(context).dereg(mr.as_ptr()) } {
+        let status = match self.of(context) {
+            // SAFETY: It was registered here and is given away by this call.
+            Ok(functions) => unsafe { functions.dereg(mr.as_ptr()) },
+            // SAFETY: As above.
+            Err(table) => unsafe { table.deregister(mr.as_ptr()) },
+        };
+        match status {
             0 => Ok(()),
             error => Err(io::Error::from_raw_os_error(error)),
         }

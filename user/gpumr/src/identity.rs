@@ -36,7 +36,7 @@ impl Identity {
         if gpu.kind(range.start()) != Kind::Device {
             return Err(Error::not_device(gpu, range.start(), range));
         }
-        let epoch = gpu.epoch();
+        let epoch = gpu.fresh_epoch();
         let mut pieces = Vec::with_capacity(1);
         let mut at_once = None;
         let mut at = range.start();
@@ -74,7 +74,7 @@ impl Identity {
 
     /// Returns whether the memory, which was just read, is the same as far as anybody can say.
     pub fn seems_to_hold(&self, gpu: &impl Gpu) -> bool {
-        let now = gpu.epoch();
+        let now = gpu.fresh_epoch();
         (now == self.epoch || now.is_none() || !self.is_watched()) && self.same(gpu)
     }
 

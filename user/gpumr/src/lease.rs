@@ -66,6 +66,11 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
         self.keys().1
     }
 
+    /// Returns whether both are leases of one registration.
+    pub fn is_same(&self, other: &Self) -> bool {
+        std::ptr::eq::<Entry<G, V>>(&*self.entry, &*other.entry)
+    }
+
     /// Returns the way in which it is registered.
     pub fn way(&self) -> Way {
         self.entry.way
@@ -103,6 +108,7 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
     /// Ends the lease of a region that somebody deregistered past the cache. Nobody gets the region
     /// again, and the cache never deregisters it, because another region may have its address by
     /// now.
+    #[doc(hidden)]
     pub fn abandon(self) {
         if let Some(cache) = self.entry.cache.upgrade() {
             cache.detach(&self.entry);

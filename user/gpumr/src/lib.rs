@@ -9,13 +9,15 @@
 //! |---|---|
 //! | [`cache`] | look-up, registration, eviction |
 //! | [`lease`] | what `register` returns; ends with drop |
-//! | [`identity`] | which allocations a range is made of |
 //! | [`policy`] | peer memory or dma-buf |
 //! | [`sweep`] | lets go of what was freed, within a stated time |
 //! | [`hooks`] | lets go of it at once |
 //! | [`backend`] | what the cache needs of CUDA and of verbs |
 //! | [`cuda`], [`ibverbs`] | libcuda and libibverbs, opened at run time |
 //! | [`stats`], [`error`] | counters; errors in words |
+//!
+//! What is public but not documented serves the other crates of this project. It may change with
+//! every version.
 //!
 //! [`cuda`] and [`ibverbs`] say why no crate for CUDA and for verbs serves here.
 
@@ -30,6 +32,7 @@ pub mod error;
 mod fork;
 pub mod hooks;
 pub mod ibverbs;
+#[doc(hidden)]
 pub mod identity;
 pub mod lease;
 pub mod policy;
@@ -39,6 +42,7 @@ mod recent;
 pub mod stats;
 pub mod sweep;
 mod sync;
+mod table;
 mod word;
 
 pub use backend::{Access, Gpu, Verbs};

@@ -63,15 +63,24 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         }
         let mut from = (i32::MIN, 0);
         loop {
-            let next = lock(&self.state).of_gpus.range(from..).next().map(|(at, entry)| (*at, entry.clone()));
+            let mut state = lock(&self.state);
+            let next = state.of_gpus.range(from..).next().map(|(at, entry)| (*at, entry.clone()));
             let Some(((device, at), entry)) = next else { return };
+            // Whoever takes all entries out waits for this.
+            state.asking += 1;
+            drop(state);
             from = (device, at + 1);
-            if !entry.identity.holds(&self.gpu) {
-                // The entry cannot say which GPU it belongs to.
+            let holds = || entry.identity.holds(&self.gpu);
+            let memory = if holds() { self.gpu.memory(entry.range.start()) } else { None };
+            lock(&self.state).asking -= 1;
+            self.ended.notify_all();
+            if memory.is_none() && !holds() {
+                // The entry cannot say which GPU it belongs to. Its memory may have gone just now, so
+                // no answer does not mean that there is enough.
                 self.stale(&entry);
                 continue;
             }
-            if self.gpu.memory(entry.range.start()).is_some_and(|(free, all)| is_little(limit, free, all)) {
+            if memory.is_some_and(|(free, all)| is_little(limit, free, all)) {
                 // Entries in use, now or later, learn that they are awaited.
                 if lock(&self.state).pressed.insert(device) {
                     self.evict_where(|entry| entry.device == device);

@@ -70,6 +70,7 @@ impl Range {
 }
 
 /// Returns the size of this system's pages, of which exported memory consists.
+#[doc(hidden)]
 pub fn page_size() -> u64 {
     // SAFETY: It may be called at any time.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

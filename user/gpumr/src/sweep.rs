@@ -32,11 +32,6 @@ impl Sweeper {
         let cache = cache.clone();
         let (stop, stopped) = channel();
         let generation = fork::watch();
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| {
-            // SAFETY: The handler waits for half a second at most. It fails for lack of memory only.
-            unsafe { libc::atexit(at_exit) };
-        });
         // A whole number of steps makes an interval.
         let steps =
             if cache.inner().options.free_bytes > 0 { interval.as_nanos().div_ceil(INTERVAL.as_nanos()) } else { 1 };
@@ -74,12 +69,25 @@ static SWEEPING: AtomicU64 = AtomicU64::new(0);
 /// gives it back.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Waits for sweeps at exit. CUDA, which exists before a sweeper does, ends after this.
+/// Sees to it that sweeps end before CUDA does, which has started: handlers run in the order opposite
+/// to that of their registration, and a sweeper may be older than CUDA. As long as nothing is
+/// registered, a sweep asks CUDA nothing.
+pub(crate) fn end_before_cuda() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: The handler waits for half a second at most. It fails for lack of memory only.
+        unsafe { libc::atexit(at_exit) };
+    });
+}
+
+/// Notes in a child, whose one thread calls this, that nobody sweeps yet: the count is its parent's.
+pub(crate) fn in_child() {
+    SWEEPING.store(0, Ordering::SeqCst);
+    OVER.store(false, Ordering::SeqCst);
+}
+
+/// Waits for sweeps at exit. CUDA ends after this.
 extern "C" fn at_exit() {
-    // A child has no sweeper, but perhaps the count of its parent's.
-    if fork::generation() != 0 {
-        return;
-    }
     OVER.store(true, Ordering::SeqCst);
     let start = Instant::now();
     while SWEEPING.load(Ordering::SeqCst) > 0 && start.elapsed() < PATIENCE {

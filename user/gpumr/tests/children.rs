@@ -93,6 +93,33 @@ fn a_child_keeps_no_dma_buf() {
     assert_eq!(exports, (1, 0), "the child holds it open");
 }
 
+/// A process may have several caches, each with many buffers.
+#[test]
+fn a_child_keeps_no_dma_buf_of_any_cache() {
+    let world = World::default();
+    world.refuse_peer_memory();
+    let caches = [(); 3].map(|()| cache(&world));
+    let block = world.allocate(4).unwrap();
+    for cache in &caches {
+        (0..200).for_each(|n| drop(cache.register(0, block.start() + 8 * n, 100, 1).unwrap()));
+    }
+    let Some(child) = fork() else {
+        // SAFETY: Waits for a signal.
+        end(|| unsafe { libc::pause() } == 0)
+    };
+    assert_eq!(world.exports(), (600, 600));
+    drop(caches);
+    let start = Instant::now();
+    while world.exports().1 > 0 && start.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let exports = world.exports();
+    // SAFETY: A child of ours, which has not been waited for.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    ended(child);
+    assert_eq!(exports, (600, 0), "the child holds them open");
+}
+
 /// A number that a child closes twice may belong to another file by then.
 #[test]
 fn a_child_closes_a_dma_buf_once() {

@@ -314,10 +314,27 @@ fn where_peer_memory_never_works_nothing_is_evicted_for_it() {
     assert_eq!(region(&world, &cache, block), kept);
 }
 
+/// A pool's memory cannot be pinned, which is EFAULT, too. A program that tries it again and again
+/// keeps what it has.
+#[test]
+fn memory_that_cannot_be_pinned_evicts_nothing() {
+    let world = World::default();
+    world.refuse_export();
+    let cache = cache(&world);
+    let (block, pool) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+    world.refuse_to_pin(pool);
+    let kept = region(&world, &cache, block);
+    for _ in 0..2 {
+        let error = cache.register(0, pool.start(), pool.length(), 1).err().unwrap();
+        assert_eq!((error.errno(), cache.stats().evicted), (libc::EFAULT, 0));
+    }
+    assert_eq!(region(&world, &cache, block), kept);
+}
+
 #[test]
 fn the_longest_unused_goes_first() {
     let world = World::default();
-    let limits = Limits { entries: 2, ..Limits::default() };
+    let limits = Limits::default().with_entries(2);
     let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
     let blocks: Vec<Range> = (0..3).map(|_| world.allocate(2).unwrap()).collect();
     let first = region(&world, &cache, blocks[0]);
@@ -372,6 +389,46 @@ fn dma_bufs_are_closed_before_the_files_of_a_program_are_used_up() {
     assert_eq!(world.exports(), (301, 256), "the first one is made again");
     drop(cache);
     assert_eq!((world.regions(), world.exports().1), (0, 0));
+}
+
+/// A program may hold a lease for long, or deregister the region past the cache. The dma-buf, which
+/// only other NICs need, must not keep memory that is freed until then.
+#[test]
+fn a_lease_keeps_no_dma_buf_open_once_its_region_left_the_cache() {
+    for how in ["sweep", "hit", "report", "report all", "forget", "revoked", "abandoned", "replaced", "closed"] {
+        let world = World::default();
+        world.refuse_peer_memory();
+        let mut cache = Some(cache(&world));
+        let block = world.allocate(4).unwrap();
+        let register = |length| cache.as_ref().unwrap().register(0, block.start(), length, 1).unwrap();
+        let lease = register(2 * PAGE);
+        let (other, key) = (register(PAGE), lease.lkey());
+        let open = || cache.as_ref().unwrap();
+        assert_eq!(world.exports(), (1, 1));
+        match how {
+            "sweep" => {
+                world.free(block);
+                open().sweep();
+            }
+            "hit" => {
+                world.free(block);
+                open().register(0, block.start(), PAGE, 1).expect_err("freed");
+            }
+            "report" => open().before_free(block.start(), 1).unwrap(),
+            "report all" => open().before_free_all(),
+            "forget" => open().forget(0),
+            "revoked" => other.revoked(),
+            "abandoned" => other.abandon(),
+            "replaced" => {
+                let larger = register(4 * PAGE);
+                larger.revoked();
+            }
+            _ => cache = None,
+        }
+        assert_eq!(world.exports().1, 0, "{how}: it keeps the memory");
+        assert!(world.is_alive(key), "{how}: in use");
+        drop((lease, cache));
+    }
 }
 
 /// A program that has promised nothing may report a free, too.
@@ -681,7 +738,7 @@ fn a_sweeper_looks_at_free_memory_between_its_sweeps() {
 #[test]
 fn what_was_in_use_is_evicted_in_its_turn() {
     let world = World::default();
-    let limits = Limits { entries: 1, ..Limits::default() };
+    let limits = Limits::default().with_entries(1);
     let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
     let blocks: Vec<Range> = (0..3).map(|_| world.allocate(2).unwrap()).collect();
     let leases: Vec<_> = blocks.iter().map(|b| cache.register(0, b.start(), b.length(), 1).unwrap()).collect();
@@ -690,6 +747,36 @@ fn what_was_in_use_is_evicted_in_its_turn() {
     drop(leases);
     assert_eq!((world.regions(), cache.stats().evicted), (1, 2));
     assert!(world.is_alive(keys[2]));
+}
+
+/// A program may hold more than a cache should keep. As much is kept beside that.
+#[test]
+fn what_is_in_use_is_no_part_of_what_may_stay_unused() {
+    let world = World::default();
+    let mut options = Options::default();
+    options.idle_bytes = 4 * PAGE;
+    let cache = Cache::with(world.clone(), world.clone(), Policy::by_module(true), Limits::default(), options);
+    let blocks: Vec<Range> = (0..4).map(|_| world.allocate(2).unwrap()).collect();
+    let large = world.allocate(9).unwrap();
+    let keys = [0, 1].map(|n| region(&world, &cache, blocks[n]));
+    let held = cache.register(0, large.start(), large.length(), 1).unwrap();
+    assert_eq!([0, 1].map(|n| region(&world, &cache, blocks[n])), keys, "older, and kept");
+    let again = cache.register(0, blocks[0].start(), PAGE, 1).unwrap();
+    let more = [2, 3].map(|n| region(&world, &cache, blocks[n]));
+    assert!(world.is_alive(keys[0]) && !world.is_alive(keys[1]), "one is in use, the other is the oldest of three");
+    assert!(more.iter().all(|key| world.is_alive(*key)));
+    drop(again);
+    assert!(!world.is_alive(keys[0]), "it counts from its last lease on, and was used longest ago");
+    assert!(more.iter().all(|key| world.is_alive(*key)));
+    let of_large = held.lkey();
+    drop(held);
+    assert!(!world.is_alive(of_large), "more than may stay");
+    world.free(blocks[3]);
+    cache.sweep();
+    cache.before_free(blocks[2].start(), 1).unwrap();
+    assert_eq!((world.regions(), cache.stats().bytes), (0, 0));
+    let keys = [1, 2].map(|n| region(&world, &cache, blocks[n]));
+    assert_eq!([1, 2].map(|n| region(&world, &cache, blocks[n])), keys, "what went left its place");
 }
 
 #[test]
@@ -724,6 +811,7 @@ fn bad_input_is_named() {
     assert!(error.to_string().contains("is nvidia-peermem loaded?"), "{error}");
     let error = Sweeper::start(&cache, Duration::ZERO).expect_err("refused");
     assert!(error.to_string().contains("would sweep without end"), "{error}");
+    assert_eq!(gpumr::Error::Thread(error).errno(), libc::EINVAL);
     let error = Policy::parse("fast").unwrap_err();
     check((error.errno(), error.to_string()), libc::EINVAL, "\"fast\" is no way to register");
     assert_eq!(world.regions(), 0, "nothing leaks");

@@ -154,9 +154,9 @@ fn policy() -> impl Strategy<Value = Policy> {
 fn limits() -> impl Strategy<Value = Limits> {
     prop_oneof![
         Just(Limits::default()),
-        (0u64..5).prop_map(|entries| Limits { entries, ..Limits::default() }),
-        (1u64..20).prop_map(|pages| Limits { bytes: pages * PAGE, ..Limits::default() }),
-        (1u64..4).prop_map(|pages| Limits { bar1_bytes: pages << 16, ..Limits::default() }),
+        (0u64..5).prop_map(|entries| Limits::default().with_entries(entries)),
+        (1u64..20).prop_map(|pages| Limits::default().with_bytes(pages * PAGE)),
+        (1u64..4).prop_map(|pages| Limits::default().with_bar1_bytes(pages << 16)),
     ]
 }
 

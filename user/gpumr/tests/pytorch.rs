@@ -176,6 +176,6 @@ proptest! {
         ],
         entries in prop_oneof![Just(u64::MAX), 1u64..6],
     ) {
-        run(kind, ops, policy, Limits { entries, ..Limits::default() });
+        run(kind, ops, policy, Limits::default().with_entries(entries));
     }
 }

@@ -101,7 +101,7 @@ fn no_lease_is_stale_in_a_storm() {
         // With this function, the cache takes more paths.
         options.on_gone = Some(Box::new(|_| {}));
         options.free_bytes = 1;
-        let limits = Limits { entries, ..Limits::default() };
+        let limits = Limits::default().with_entries(entries);
         let cache = Cache::with(world.clone(), world.clone(), Policy::only(way), limits, options);
         let sweeper = Sweeper::start(&cache, Duration::from_millis(1)).unwrap();
         let storm = Storm::default();

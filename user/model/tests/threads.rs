@@ -87,7 +87,7 @@ fn each_lease_reaches_its_own_memory() {
 
 #[test]
 fn each_lease_reaches_its_own_memory_while_others_make_room() {
-    search("eviction", || run(false, Limits { entries: 1, ..Limits::default() }, 0));
+    search("eviction", || run(false, Limits::default().with_entries(1), 0));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn each_lease_reaches_its_own_memory_where_frees_are_reported() {
 fn nothing_is_deregistered_in_a_forgotten_domain() {
     search("a forgotten domain", || {
         let world = World::default();
-        let limits = Limits { entries: 1, ..Limits::default() };
+        let limits = Limits::default().with_entries(1);
         let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
         let (freed, other) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
         register(&world, &cache, freed);
@@ -185,7 +185,7 @@ fn two_threads_leave_one_region_of_a_buffer() {
 fn a_free_by_another_thread_is_heard() {
     search("a free by another thread", || {
         let world = World::default();
-        let limits = Limits { entries: 1, ..Limits::default() };
+        let limits = Limits::default().with_entries(1);
         let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), limits);
         let hooks = Hooks::promise(&cache);
         let (block, other) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
@@ -324,6 +324,96 @@ fn in_a_shortage_regions_end_with_their_last_lease() {
             thread.join().unwrap();
         }
         assert_eq!((world.regions(), cache.stats().entries), (0, 0), "SHORTAGE: something stays registered");
+    });
+}
+
+/// Two threads use one buffer and others of their own. What nobody uses stays within its limit,
+/// and what somebody uses is no part of it.
+#[test]
+fn what_nobody_uses_stays_within_its_limit() {
+    search("what nobody uses", || {
+        let world = World::default();
+        let mut options = Options::default();
+        options.idle_bytes = 2 * 4096;
+        let policy = Policy::by_module(true);
+        let cache = Cache::with(world.clone(), world.clone(), policy, Limits::default(), options);
+        let (shared, held) = (world.allocate(2).unwrap(), world.allocate(8).unwrap());
+        let lease = cache.register(0, held.start(), held.length(), 1).unwrap();
+        let threads = [false, true].map(|others| {
+            let (world, cache) = (world.clone(), cache.clone());
+            shuttle::thread::spawn(move || {
+                for _ in 0..3 {
+                    register(&world, &cache, shared);
+                }
+                if others {
+                    let block = world.allocate(1).unwrap();
+                    register(&world, &cache, block);
+                    register(&world, &cache, shared);
+                }
+            })
+        });
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let kept = cache.stats().bytes - held.length();
+        assert!(0 < kept && kept <= 2 * 4096, "IDLE: {kept} bytes that nobody uses are left");
+        let before = cache.stats().misses;
+        register(&world, &cache, shared);
+        register(&world, &cache, shared);
+        assert!(cache.stats().misses <= before + 1, "IDLE: what fits is not kept");
+        drop(lease);
+        assert!(cache.stats().bytes <= 2 * 4096, "IDLE: what was in use is kept");
+    });
+}
+
+/// A program asks for memory back, because it is short, while another thread is letting go of the
+/// same. It is free when the call returns, whoever has deregistered it, and a registration that
+/// lacked its room is made.
+#[test]
+fn what_another_thread_lets_go_of_is_awaited() {
+    search("a shortage met", || {
+        for what in ["sweep", "shrink", "register"] {
+            let world = World::default();
+            world.limit(2);
+            let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default());
+            let (freed, other) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+            register(&world, &cache, freed);
+            world.remap(freed);
+            let sweeps = {
+                let cache = cache.clone();
+                shuttle::thread::spawn(move || cache.sweep())
+            };
+            match what {
+                "sweep" => cache.sweep(),
+                "shrink" => drop(cache.shrink()),
+                _ => drop(cache.register(0, other.start(), other.length(), 1).expect("SHORT: there is room")),
+            }
+            assert_eq!(world.keeps_freed(&[]), 0, "SHORT: {what} returned too early");
+            sweeps.join().unwrap();
+        }
+    });
+}
+
+/// A context is about to go with all its memory. Nobody is asking CUDA in it when the report
+/// returns.
+#[test]
+fn nobody_asks_in_a_context_that_is_about_to_go() {
+    search("a context about to go", || {
+        let world = World::default();
+        world.has_memory(0, 1 << 30, 1 << 40);
+        let mut options = Options::default();
+        options.free_bytes = 1000;
+        let policy = Policy::by_module(true);
+        let cache = Cache::with(world.clone(), world.clone(), policy, Limits::default(), options);
+        let block = world.allocate(2).unwrap();
+        let asks = {
+            let cache = cache.clone();
+            shuttle::thread::spawn(move || drop(cache.register(0, block.start(), block.length(), 1).unwrap()))
+        };
+        step();
+        cache.before_free_all();
+        assert_eq!(world.asking(), 0, "ASKED: a question is under way");
+        asks.join().unwrap();
     });
 }
 

@@ -148,10 +148,11 @@ pub struct Threads {
     pub waited: BTreeMap<String, (Spread, f64)>,
 }
 
-/// Returns a sentence about the kernel and the module that ours is compared with.
+/// Returns a sentence about the kernel and NVIDIA's parts: the module that ours is compared with,
+/// and the driver's front under both.
 pub fn machine(all: &Value) -> String {
     let text = |name: &str| all[name].as_str().unwrap_or("-").to_string();
-    format!("{}, NVIDIA's module of driver {}", text("kernel"), text("nvidia_c"))
+    format!("{}, {}", text("kernel"), text("nvidia"))
 }
 
 /// Everything that the report shows.

@@ -19,7 +19,7 @@ use lab::axes::{Also, Clock, Kernel, Module};
 use lab::ctx::Lab;
 use lab::ktap::Outcome;
 use lab::machine::{Boot, COUNTED_CPU};
-use lab::nvidia_c;
+use lab::parts;
 use lab::sh::{self, human, say};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
@@ -144,7 +144,7 @@ impl Boots<'_> {
             // The guest switches this accounting on later.
             boot.append.push("sysctl.vm.mem_profiling=0".to_string());
         }
-        let report = boot.run(self.lab, self.built, &self.built.image(BOTH))?;
+        let report = boot.run(self.lab, self.built, BOTH)?;
         self.whole &= report.tests.iter().all(|t| t.outcome != Outcome::Failed) && !report.tests.is_empty();
         for alarm in &report.alarms {
             println!("FAILED  the kernel: {}", alarm.line);
@@ -200,7 +200,7 @@ fn run(lab: &Lab, what: What) -> Result<bool> {
     let Boots { rows, alarms, whole, .. } = boots;
     let all = json!({
         "command": what.command(), "kernel": built.release, "seconds": start.elapsed().as_secs(),
-        "commit": commit, "nvidia_c": nvidia_c::version(lab)?, "dirty": dirty, "whole": whole, "alarms": alarms, "rows": rows,
+        "commit": commit, "nvidia": parts::line(&built.nvidia(BOTH)), "dirty": dirty, "whole": whole, "alarms": alarms, "rows": rows,
     });
     fs::write(&file, serde_json::to_string(&all)? + "\n")
         .with_context(|| format!("cannot write {}", file.display()))?;

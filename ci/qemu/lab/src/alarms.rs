@@ -64,11 +64,29 @@ static PATTERNS: LazyLock<RegexSet> =
 /// Matches the time and caller in front of a line: `[   12.345678][  T123] text`.
 static STAMPS: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^(\[[ .TC0-9]+\] *)*").expect("a pattern"));
 
+/// Matches the line by which the GPU's stand-in announces that a fault has NVIDIA's own code warn.
+static ANNOUNCED: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"nvidia_lab: a warning of ([^ ]+) follows").expect("a pattern"));
+
+/// Returns the alarms of a log. A warning that was announced is none, and an announced one that does
+/// not come is one.
 pub fn scan(log: &str) -> Vec<Alarm> {
-    log.lines()
-        .enumerate()
-        .filter_map(|(i, line)| kind(line).map(|kind| Alarm { kind, line: line.trim_end().to_string(), number: i + 1 }))
-        .collect()
+    let mut alarms = Vec::new();
+    let mut announced: Vec<(&str, Alarm)> = Vec::new();
+    for (i, line) in log.lines().enumerate() {
+        let alarm = |kind| Alarm { kind, line: line.trim_end().to_string(), number: i + 1 };
+        if let Some(file) = ANNOUNCED.captures(line).and_then(|found| found.get(1)) {
+            announced.push((file.as_str(), alarm(Kind::StandIn)));
+            continue;
+        }
+        let Some(kind) = kind(line) else { continue };
+        match announced.iter().position(|(file, _)| kind == Kind::Warning && line.contains(file)) {
+            Some(at) => drop(announced.remove(at)),
+            None => alarms.push(alarm(kind)),
+        }
+    }
+    alarms.extend(announced.into_iter().map(|(_, alarm)| alarm));
+    alarms
 }
 
 fn kind(line: &str) -> Option<Kind> {
@@ -117,6 +135,19 @@ mod tests {
         assert!(alarms.iter().any(|a| a.kind == Kind::Warning && a.line.contains("more.c:15")));
         let first = &alarms[0];
         assert_eq!(COMPLAINTS.lines().nth(first.number - 1), Some(first.line.as_str()));
+    }
+
+    #[test]
+    fn an_announced_warning_is_no_alarm() {
+        const ANNOUNCED: &str = "[    1.0][  T12] nvidia_lab: a warning of nv-p2p.c follows\n";
+        const WARNING: &str = "[    1.1] WARNING: CPU: 0 PID: 7 at nv/nvidia/nv-p2p.c:341 put+0x1/0x2 [nvidia]\n";
+        let of = |log: &str| scan(log).into_iter().map(|a| (a.kind, a.number)).collect::<Vec<_>>();
+        assert_eq!(of(&[ANNOUNCED, WARNING].concat()), []);
+        assert_eq!(of(&[ANNOUNCED, ANNOUNCED, WARNING, WARNING].concat()), []);
+        assert_eq!(of(&[ANNOUNCED, WARNING, WARNING].concat()), [(Kind::Warning, 3)]);
+        assert_eq!(of(&[WARNING, ANNOUNCED].concat()), [(Kind::Warning, 1), (Kind::StandIn, 2)]);
+        let other = "[    1.1] WARNING: CPU: 0 PID: 7 at more.c:15 more+0x1/0x2 [more]\n";
+        assert_eq!(of(&[ANNOUNCED, other].concat()), [(Kind::Warning, 2), (Kind::StandIn, 1)]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use lab::ctx::Lab;
 use lab::ktap::{Counts, Screen};
 use lab::machine::{Boot, Report};
 use lab::nvidia_c;
+use lab::parts;
 use lab::sh::human;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
@@ -23,12 +24,10 @@ const LIMIT: Duration = Duration::from_secs(900);
 
 pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
     let built = &build(lab, kernel, &[(module, Also::Demo)], &[])?;
-    let image = built.image((module, Also::Demo));
+    let kind = (module, Also::Demo);
     let modes = modes(lab, module)?;
-    let what = match module {
-        Module::NvidiaC => format!("NVIDIA's C nvidia-peermem {}", nvidia_c::version(lab)?),
-        _ => "nvidia-peermem in Rust".to_string(),
-    };
+    let what = if module == Module::NvidiaC { "NVIDIA's C nvidia-peermem" } else { "nvidia-peermem in Rust" };
+    let nvidia = parts::line(&built.nvidia(kind));
     let name = name(module, kernel);
     println!("three machines start, one by itself and two with a cable between them; what they move:");
     let start = Instant::now();
@@ -40,8 +39,8 @@ pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
     two.append.push(format!("guest.only={}", only(modes)));
     // A single machine would leave one of the host's two processors idle.
     let (one, two) = std::thread::scope(|scope| {
-        let one = scope.spawn(|| one.run(lab, built, &image));
-        let two = pair::run(lab, built, &image, &two);
+        let one = scope.spawn(|| one.run(lab, built, kind));
+        let two = pair::run(lab, built, kind, &two);
         (one.join().unwrap_or_else(|_| Err(anyhow!("the lab itself panicked"))), two)
     });
     let mut reports: Vec<Report> = [one?].into_iter().chain(two?).collect();
@@ -58,18 +57,17 @@ pub fn run(lab: &Lab, module: Module, kernel: Kernel) -> Result<bool> {
     let result = if passed { "PASS" } else { "FAIL" };
     lab.write_json(
         &file,
-        &json!({"result": result, "reasons": reasons, "module": what, "kernel": built.release,
+        &json!({"result": result, "reasons": reasons, "module": what, "nvidia": nvidia, "kernel": built.release,
             "seconds": start.elapsed().as_secs(), "boots": reports}),
     )?;
     println!(
-        "\n{what} on Linux {}.\nThe machines are emulated: compare the numbers with each other only.\n",
+        "\n{what} on Linux {}, with\n{nvidia}.\nThe machines are emulated: compare the numbers with each other only.\n",
         built.release
     );
     println!("{}\n\n{}", table(&one, &two), sum(&reports));
     let consoles = lab.short(&lab.build.join("run")).to_string();
     println!("Logs: {file} has every number,\n{consoles}/{name}*/console.log what the machines said.");
-    println!("The machines ran for {}. Next: README.md tells how to install;", human(start.elapsed()));
-    println!("`make test` tries everything else.");
+    println!("They ran for {}. Next: README.md to install, `make test` for the rest.", human(start.elapsed()));
     println!("{}", format!("demo: {result} {}", reasons.join("; ")).trim_end());
     Ok(passed)
 }

@@ -39,7 +39,7 @@ pub struct Complaints {
 
 /// Boots the row's machine with these of its suites.
 pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[String]) -> Result<Found> {
-    let image = &built.image(row.image());
+    let kind = row.image();
     let mut boot = row.boot(suites);
     boot.append.extend_from_slice(more);
     let counts = lab.build.join("free_cost.txt");
@@ -47,11 +47,11 @@ pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[Strin
         boot.plugin = Some(artefacts::plugin(lab, row.kernel, &counts)?);
     }
     let mut reports =
-        if row.is_pair() { pair::run(lab, built, image, &boot)? } else { vec![boot.run(lab, built, image)?] };
+        if row.is_pair() { pair::run(lab, built, kind, &boot)? } else { vec![boot.run(lab, built, kind)?] };
     let mut found = Found::default();
     if let Expect::Replay(name) = &row.expect {
         boot.name += "-again";
-        reports.push(boot.run(lab, built, image)?);
+        reports.push(boot.run(lab, built, kind)?);
         let test = replayed(&reports, name);
         print_test(&test);
         found.tests.push(test);
@@ -87,6 +87,7 @@ pub fn row(lab: &Lab, built: &Built, row: &Row, suites: &[String], more: &[Strin
             let lines = report.alarms.iter().map(|a| json!({"boot": report.name, "line": a.line, "number": a.number}));
             report.json.entry("nvidia_c_alarms".to_string()).or_default().extend(lines);
         }
+        found.nvidia.extend(report.nvidia);
         found.tests.append(&mut report.tests);
         for (name, mut rows) in report.json {
             found.json.entry(name).or_default().append(&mut rows);
@@ -256,6 +257,7 @@ mod tests {
         let alarms = kinds.iter().map(|k| Alarm { kind: *k, line: format!("{k:?}"), number: 1 }).collect();
         Report {
             name: "x".into(),
+            nvidia: Vec::new(),
             tests: Vec::new(),
             json: BTreeMap::new(),
             alarms,

@@ -7,7 +7,7 @@ use lab::ktap::{print_test, Counts, Test};
 use lab::sh::{human, say};
 use serde::Serialize;
 use serde_json::Value;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -21,11 +21,13 @@ pub struct Found {
     pub tests: Vec<Test>,
     /// The guest's result rows, by name.
     pub json: BTreeMap<String, Vec<Value>>,
+    /// NVIDIA's parts in the machines (parts.rs).
+    pub nvidia: BTreeSet<String>,
 }
 
 impl From<Vec<Test>> for Found {
     fn from(tests: Vec<Test>) -> Self {
-        Found { tests, json: BTreeMap::new() }
+        Found { tests, ..Found::default() }
     }
 }
 

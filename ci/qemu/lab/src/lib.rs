@@ -13,4 +13,5 @@ pub mod ktap;
 pub mod machine;
 pub mod nvidia_c;
 pub mod page;
+pub mod parts;
 pub mod sh;

@@ -4,11 +4,12 @@
 
 use crate::alarms::{self, Alarm};
 use crate::arch::{Arch, Iommu};
-use crate::artefacts::Built;
+use crate::artefacts::{Built, Kind};
 use crate::axes::Clock;
 use crate::cable::Cable;
 use crate::ctx::Lab;
 use crate::ktap::{Parser, Screen, Test};
+use crate::parts;
 use crate::sh::{self, human, say};
 use anyhow::{bail, Context, Result};
 use serde::Serialize;
@@ -97,6 +98,8 @@ impl Boot {
 pub struct Report {
     /// The boot's name.
     pub name: String,
+    /// NVIDIA's parts in the machine (parts.rs).
+    pub nvidia: Vec<String>,
     pub tests: Vec<Test>,
     pub json: BTreeMap<String, Vec<Value>>,
     pub alarms: Vec<Alarm>,
@@ -218,12 +221,14 @@ impl Boot {
     /// the other patches it (`Oops: int3` from a jump label), or lose what one processor sends to
     /// the other, halted one, which nothing else wakes so early (flush_tlb_all() waits in
     /// free_init_pages()). Such a machine is booted once more, and a line says so.
-    pub fn run(&self, lab: &Lab, built: &Built, image: &Path) -> Result<Report> {
+    pub fn run(&self, lab: &Lab, built: &Built, kind: Kind) -> Result<Report> {
+        let (image, nvidia) = (&built.image(kind), built.nvidia(kind));
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let console = dir.join("console.log");
         let start = Instant::now();
-        say(&format!("boot {}: guest.run={} (console: {})", self.name, self.run, lab.short(&console)));
+        let with = parts::line(&nvidia);
+        say(&format!("boot {}: {with}; guest.run={} (console: {})", self.name, self.run, lab.short(&console)));
         let (mut follow, mut end) = self.follow(self.qemu(built, image), built.arch, &dir)?;
         let mut text = read_lossy(&console);
         let stood_still = end.as_ref().is_err_and(|why| why == STOOD_STILL);
@@ -250,6 +255,7 @@ impl Boot {
         };
         let mut report = Report {
             name: self.name.clone(),
+            nvidia,
             tests: parser.tests,
             json: parser.json,
             alarms: alarms::scan(&text),
@@ -311,17 +317,18 @@ impl Boot {
     /// Opens a prompt in the machine, with this terminal as its console. With `guest.run=`, the
     /// machine runs tests instead and their results follow at the end. Returns `false` if one
     /// failed.
-    pub fn shell(&self, lab: &Lab, built: &Built, image: &Path) -> Result<bool> {
+    pub fn shell(&self, lab: &Lab, built: &Built, kind: Kind) -> Result<bool> {
         let dir = lab.build.join("run").join(&self.name);
         fs::create_dir_all(&dir)?;
         let mut boot = self.clone();
         boot.append.push("quiet".to_string());
-        let mut cmd = boot.qemu(built, image);
+        let mut cmd = boot.qemu(built, &built.image(kind));
         cmd.args(["-chardev", "stdio,id=tty,mux=on,signal=off", "-serial", "chardev:tty"]);
         cmd.args(["-mon", "chardev=tty,mode=readline"]);
         let results = dir.join("results.ktap");
         cmd.args(built.arch.results(&results));
-        say("shell: starting; Ctrl-A X ends the machine, as does `exit`");
+        let with = parts::line(&built.nvidia(kind));
+        say(&format!("shell: starting, {with}; Ctrl-A X ends the machine, as does `exit`"));
         let status = if std::io::stdin().is_terminal() {
             cmd.stdin(Stdio::inherit()).status().context("cannot run setpriv and QEMU")?
         } else {

@@ -131,7 +131,7 @@ fn run(args: Args) -> Result<bool> {
             println!("{}", lab.short(&artefacts::build(&lab, kernel, &[ours], &targets)?.image(ours)));
             Ok(true)
         }
-        Cmd::Demo { nvidia_c, kernel } => demo::run(&lab, demos(nvidia_c), kernel.unwrap_or_else(Kernel::debian)),
+        Cmd::Demo { nvidia_c, kernel } => demo::run(&lab, module(nvidia_c), kernel.unwrap_or_else(Kernel::debian)),
         Cmd::Test { nvidia_c, only } => {
             suite::run(&lab, if nvidia_c { Run::NvidiaC } else { Run::Test }, only.as_deref())
         }
@@ -146,19 +146,9 @@ fn run(args: Args) -> Result<bool> {
             let built = artefacts::build(&lab, kernel, &[kind], &[])?;
             let mut boot = Boot { gpus, nics, iommu, append, ..Boot::new("shell", "shell") };
             boot.append.extend(module(nvidia_c).word(kernel));
-            boot.shell(&lab, &built, &built.image(kind))
+            boot.shell(&lab, &built, kind)
         }
         Cmd::Keep(keep) => keep.run(&lab).map(|()| true).inspect_err(artefacts::remember),
-    }
-}
-
-/// Returns the demo's module. It runs beside the odd flavour of the GPU driver, which is built in
-/// seconds (ci/qemu/gpu/README.md).
-fn demos(nvidia_c: bool) -> Module {
-    if nvidia_c {
-        Module::NvidiaC
-    } else {
-        Module::Odd
     }
 }
 

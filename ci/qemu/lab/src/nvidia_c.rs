@@ -19,11 +19,6 @@ fn read(lab: &Lab, file: &str) -> Result<String> {
     fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Returns the driver's version.
-pub fn version(lab: &Lab) -> Result<String> {
-    Ok(read(lab, "version")?.trim().to_string())
-}
-
 /// Returns whether the module has the parameter that driver 560 introduced, and so pins
 /// persistently by default.
 pub fn is_persistent(lab: &Lab) -> Result<bool> {

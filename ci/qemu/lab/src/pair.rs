@@ -4,16 +4,15 @@
 //! too.
 
 use anyhow::{anyhow, Context, Result};
-use lab::artefacts::Built;
+use lab::artefacts::{Built, Kind};
 use lab::cable::{Cable, ROLES};
 use lab::ctx::Lab;
 use lab::machine::{Boot, Report};
 use std::fs;
-use std::path::Path;
 
 /// Boots both machines. Returns their reports in the order of `ROLES`, with tests named
 /// `<boot>-<role>: …`.
-pub fn run(lab: &Lab, built: &Built, image: &Path, boot: &Boot) -> Result<Vec<Report>> {
+pub fn run(lab: &Lab, built: &Built, kind: Kind, boot: &Boot) -> Result<Vec<Report>> {
     // The folder is outside the checkout, because the path of a socket can have little more than a
     // hundred characters.
     let dir = std::env::temp_dir().join(format!("nvpm-{}-{}", std::process::id(), boot.name.replace('/', "-")));
@@ -28,7 +27,7 @@ pub fn run(lab: &Lab, built: &Built, image: &Path, boot: &Boot) -> Result<Vec<Re
                 boot.append.push(format!("guest.role={name}"));
                 boot.cable = Some(cable.clone());
                 scope.spawn(move || {
-                    let report = boot.run(lab, built, image);
+                    let report = boot.run(lab, built, kind);
                     if let Err(e) = &report {
                         cable.lose(&format!("{e:#}"));
                     }

@@ -14,6 +14,7 @@ use lab::ctx::Lab;
 use lab::machine::Boot;
 use lab::nvidia_c;
 use lab::page;
+use lab::parts;
 use lab::sh::{self, human, say};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,8 +41,8 @@ struct Clause {
 /// The run that the page describes.
 struct Ran {
     commit: String,
-    /// The version of NVIDIA's module.
-    driver: String,
+    /// NVIDIA's parts beside which it was, with its own module.
+    nvidia: String,
     /// The file of the page.
     table: &'static str,
     jobs: usize,
@@ -121,8 +122,9 @@ pub fn run(lab: &Lab) -> Result<bool> {
         }
     }
     let commit = sh::git(lab, &["describe", "--always", "--dirty", "--abbrev=12"])?;
-    let (driver, table) = (nvidia_c::version(lab)?, if nvidia_c::is_users() { USERS_TABLE } else { TABLE });
-    let mut ran = Ran { commit, driver, table, jobs: jobs.len(), done: 0, failed: Vec::new() };
+    let nvidia = parts::line(&built.nvidia(theirs));
+    let table = if nvidia_c::is_users() { USERS_TABLE } else { TABLE };
+    let mut ran = Ran { commit, nvidia, table, jobs: jobs.len(), done: 0, failed: Vec::new() };
     let mut kept = Ok(());
     lanes::run(jobs, |done| {
         ran.done += 1;
@@ -149,6 +151,7 @@ pub fn run(lab: &Lab) -> Result<bool> {
     let missing = missing(&lines);
     missing.iter().for_each(|what| println!("{what} did not run"));
     say(&format!("took {}; {table}", human(start.elapsed())));
+    println!("with {}", ran.nvidia);
     println!("ours: {}", split(&lines, OURS));
     println!("NVIDIA's module: {}", split(&lines, THEIRS));
     if !ran.failed.is_empty() {
@@ -202,7 +205,7 @@ fn add(answers: &Answers, whose: usize, complaints: Vec<Complaints>) {
 
 fn once(lab: &Lab, built: &Built, row: &Row, suites: &[String], answers: &Answers) -> Result<Found> {
     let boot = boot(row, suites);
-    let mut report = boot.run(lab, built, &built.image(row.image()))?;
+    let mut report = boot.run(lab, built, row.image())?;
     // A test in which the machine stopped is a line of the table, too.
     add(answers, OURS, complaints(&report)?);
     judge::judge(&report, &BTreeMap::new(), Module::Ours).into_iter().for_each(|test| report.add(test));
@@ -220,7 +223,7 @@ fn again_and_again(lab: &Lab, built: &Built, row: &Row, suites: &[String], answe
         boot.limit = boot.limit.max(Duration::from_secs(900));
         boot.append.push("guest.fragile=1".to_string());
         boot.append.extend(after.as_ref().map(|a| format!("guest.after={a}")));
-        let report = boot.run(lab, built, &built.image(row.image()))?;
+        let report = boot.run(lab, built, row.image())?;
         let part = complaints(&report)?;
         let last = part.last().map(|complaints| complaints.test.clone());
         add(answers, THEIRS, part);
@@ -302,14 +305,14 @@ fn together(line: &Line, whose: usize) -> String {
 }
 
 fn page(lines: &[Line], ran: &Ran) -> String {
-    let Ran { commit, driver, .. } = ran;
+    let Ran { commit, nvidia, .. } = ran;
     let mut text = format!(
         "# The scenario table\n\n\
          Made by `make scenarios` at {commit}; do not edit. Each scenario is one test in the lab (`tests/guest`), with KASAN and lockdep\n\
          (kmemleak at the end of each boot), and its races are forced: by hold points in the GPU driver, the RDMA core and the NIC, by\n\
          kprobes in the kernel's DMA mapping. *Ours* is judged: clean means that the test passed, the kernel said nothing and nothing was\n\
-         left behind. What NVIDIA's module does (driver {driver}) is recorded: the first and worst thing that happened; it is not asked for\n\
-         what only ours promises.\n\n"
+         left behind. What NVIDIA's module does is recorded: the first and worst thing that happened; it is not asked for what only ours\n\
+         promises. Both ran beside: {nvidia}.\n\n"
     );
     let legend = Verdict::LEGEND.iter().zip(counts(lines, OURS)).zip(counts(lines, THEIRS));
     let legend = legend.map(|(((_, name, means), ours), theirs)| {
@@ -397,11 +400,12 @@ mod tests {
         let answers: Vec<_> = lines[0].answers.values().map(both).collect();
         assert_eq!(answers, [["clean", "hang: did not end"], ["clean", ""]]);
         assert_eq!(split(&lines, THEIRS), "1 hang");
-        let (commit, driver) = ("abc".to_string(), "550.163.01".to_string());
-        let mut ran = Ran { commit, driver, table: TABLE, jobs: 2, done: 2, failed: Vec::new() };
+        let (commit, nvidia) = ("abc".to_string(), "NVIDIA's driver front 550.163.01".to_string());
+        let mut ran = Ran { commit, nvidia, table: TABLE, jobs: 2, done: 2, failed: Vec::new() };
         let whole = page(&lines, &ran);
         let row = "| `scenarios/free_during_dma_map` | legacy, persistent | 25.10 | clean | hang: did not end |";
         let verdict = "| hang | a task or the machine does not go on | 0 | 1 |";
+        assert!(whole.contains("beside: NVIDIA's driver front 550.163.01.\n"), "{whole}");
         assert!(whole.contains(verdict) && whole.contains(row) && !whole.contains("**"), "{whole}");
         (ran.done, ran.failed) = (1, vec!["x: end/nothing_leaked".to_string()]);
         let bad = page(&lines, &ran);

@@ -16,9 +16,10 @@ use lab::axes::{Kernel, Run};
 use lab::ctx::Lab;
 use lab::ktap::Counts;
 use lab::page;
+use lab::parts;
 use lab::sh::{self, human, say};
 use serde_json::{json, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::hash::{BuildHasher, Hasher};
 use std::time::{Duration, Instant};
@@ -43,7 +44,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
     let over = || end.is_some_and(|end| start.elapsed() > end);
     let jobs = all.iter().filter(|row| row.runs.contains(&Run::Soak)).map(|row| row.name.as_str());
     let mut record = Record::new(lab, jobs.chain([MODELS, host::PACKAGES, MUTANTS]).collect())?;
-    let (mut passed, mut failed) = (0, 0);
+    let (mut passed, mut failed, mut nvidia) = (0, 0, BTreeSet::new());
     for round in 1.. {
         let seed = seed.take().unwrap_or_else(new_seed);
         say(&format!("soak: round {round}, guest.seed={seed}"));
@@ -66,6 +67,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
         kept?;
         let counts = lanes::count(&done);
         (passed, failed) = (passed + counts.passed, failed + counts.failed);
+        nvidia.extend(done.into_iter().flat_map(|one| one.found.nvidia));
         if end.is_none() || over() {
             break;
         }
@@ -74,6 +76,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
         bail!("nothing was run: each job was skipped, for the reason above");
     }
     say(&format!("took {}; {JSON} and {FILE} are written", human(start.elapsed())));
+    println!("with {}", parts::line(&nvidia));
     println!("soak: {}", if failed == 0 { "PASS".to_string() } else { format!("FAIL, {failed} failed") });
     Ok(failed == 0)
 }
@@ -118,7 +121,9 @@ machine with another beside it. (Commits that this history lacks are parts of la
 had other names up to 343c0de.)
 
 ";
-const RUNS: [&str; 8] = ["boot", "date", "commit", "machine", "passed", "failed", "seconds", "seed"];
+const RUNS: [&str; 9] = ["boot", "date", "commit", "machine", "passed", "failed", "seconds", "seed", "of NVIDIA's"];
+/// What a run has in the last column that was made before there was one.
+const NOT_RECORDED: &str = "not recorded";
 
 const DEEDS: &str = "
 ## What storms and the fuzzer did
@@ -166,7 +171,8 @@ impl<'a> Record<'a> {
         }
         let old = read(FILE);
         let [passed, failed, seconds] = [passed, failed, one.seconds as usize].map(|n| n.to_string());
-        let words = [&one.name, &self.date, &self.commit, &self.machine, &passed, &failed, &seconds, seed];
+        let nvidia = if one.found.nvidia.is_empty() { "–".to_string() } else { parts::line(&one.found.nvidia) };
+        let words = [&one.name, &self.date, &self.commit, &self.machine, &passed, &failed, &seconds, seed, &nvidia];
         let rows = COUNTED.iter().filter_map(|name| one.found.json.get(*name)).flatten();
         let counted = rows.map(|row| counted(&one.name, row)).collect();
         self.lab.write(FILE, &merged(&old, words.map(str::to_string).to_vec(), counted, &self.jobs))
@@ -187,7 +193,13 @@ fn merged(old: &str, run: Vec<String>, counted: Vec<Vec<String>>, all: &[&str]) 
     let boot = run[0].clone();
     let with = |old: &str, new: Vec<Vec<String>>| {
         let others = page::rows(old).filter(|row| row[0] != boot && row[0] != RUNS[0]);
-        let mut rows: Vec<_> = others.chain(new).collect();
+        let whole = |mut row: Vec<String>| {
+            if row.len() == RUNS.len() - 1 {
+                row.push(NOT_RECORDED.to_string());
+            }
+            row
+        };
+        let mut rows: Vec<_> = others.map(whole).chain(new).collect();
         rows.sort_unstable();
         rows
     };
@@ -221,16 +233,19 @@ mod tests {
         let all = ["suites", "storm", "models"];
         let run = |line: &str| page::rows(line).next().unwrap();
         let deed = |n: u64| vec![counted("suites", &json!({"mode": "legacy", "seconds": 8, "counts": {"kill": n}}))];
-        let first = merged("", run("| suites | 2026-01-01 | a | m | 1 | 0 | 9 | 5 |"), deed(2), &all);
+        let first = merged("", run("| suites | 2026-01-01 | a | m | 1 | 0 | 9 | 5 | front 1 |"), deed(2), &all);
         assert!(first.contains("\nNot soaked yet: `storm`, `models`.\n"));
         let both = merged(&first, run("| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |"), Vec::new(), &all[..2]);
         assert!(both.ends_with("|---|\n| suites | legacy | 8 | kill 2 |\n"), "{both}");
         let all = ["suites", "models"];
-        let again = merged(&both, run("| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 |"), deed(3), &all);
+        let again = merged(&both, run("| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 | front 2 |"), deed(3), &all);
         let rows: Vec<&str> = again.lines().filter(|l| l.starts_with("| ") && l.contains("2026")).collect();
         assert_eq!(
             rows,
-            ["| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |", "| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 |"]
+            [
+                "| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 | not recorded |",
+                "| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 | front 2 |"
+            ]
         );
         assert!(again.starts_with(HEAD) && again.ends_with("|---|\n| suites | legacy | 8 | kill 3 |\n"), "{again}");
     }

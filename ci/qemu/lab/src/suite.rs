@@ -13,6 +13,7 @@ use lab::artefacts::{self, Built};
 use lab::axes::{Kernel, Run};
 use lab::ctx::Lab;
 use lab::ktap::{print_test, Counts};
+use lab::parts;
 use lab::sh::{human, say};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -87,17 +88,19 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>) -> Result<bool> {
         done.push(Done { name: "all boots".into(), seconds: 0, found: tests.into() });
     }
     let Counts { passed, failed, skipped } = lanes::count(&done);
+    let nvidia = parts::line(done.iter().flat_map(|one| &one.found.nvidia));
     let file = format!("build/{}.json", if run == Run::NvidiaC { "test-nvidia_c" } else { "test" });
     lab.write_json(
         &file,
         &json!({"passed": passed, "failed": failed, "skipped": skipped, "seconds": start.elapsed().as_secs(),
-            "build_seconds": waited.as_secs(), "jobs": done}),
+            "nvidia": nvidia, "build_seconds": waited.as_secs(), "jobs": done}),
     )?;
     say(&format!("{:5} s  build, before the first of them began", waited.as_secs()));
     for one in &done {
         say(&format!("{:5} s  {}", one.seconds, one.name));
     }
     say(&format!("took {}; report: {file}", human(start.elapsed())));
+    println!("with {nvidia}");
     println!("{passed} passed, {failed} failed");
     Ok(failed == 0 && passed > 0)
 }

@@ -42,7 +42,11 @@
  * keys), pages above 2 GiB, ATS, DMA that outlives a deregistration because the
  * PCIe fabric reorders it; drivers that never activate the notifier; whether the
  * key of a lost MR still works; that a NIC whose fences fail for good makes no new
- * key either.
+ * key either; how a CQ, a QP or an SRQ begins in its page: there is no such object, an
+ * MR without an invalidation stands for a DevX umem, which may begin anywhere. Of the
+ * others mlx5 wants a start that is a multiple of 64 bytes, and of a 64th of the page,
+ * for which it takes smaller pages, or refuses (mem.c,
+ * __mlx5_umem_find_best_quantized_pgoff).
  */
 #include <linux/debugfs.h>
 #include <linux/delay.h>
@@ -193,8 +197,8 @@ static const char *owner(struct ib_umem *umem)
 #define PAGE_SIZES	GENMASK(31, PAGE_SHIFT)
 
 /*
- * An MR begins at its iova. A queue or DevX umem has none; it begins anywhere in
- * a page of the NIC's adapter (mem.c, devx.c:2277).
+ * An MR begins at its iova. A DevX umem has none; it begins anywhere in a page of the
+ * NIC's adapter (devx.c:2277). A queue's choice of pages is left out, see above.
  */
 static unsigned long best_page_size(struct ib_umem *umem, u64 iova, bool queue)
 {

@@ -104,7 +104,7 @@ fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
     let steps = env.number("cached", STEPS)?;
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
-    let limits = Limits { entries: 6, ..Limits::default() };
+    let limits = Limits::default().with_entries(6);
     let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, policy(), limits);
     println!("{}", cache.reason());
     let hooks = (frees == Frees::Reported).then(|| Hooks::promise(&cache));

@@ -25,6 +25,7 @@ pub fn suite() -> Suite {
         ("ib_read_bw", |env| perftest(env, "ib_read_bw")),
         ("ib_send_bw", |env| perftest(env, "ib_send_bw")),
         ("bytes", bytes),
+        ("mapping_stays", mapping_stays),
     ] {
         tests.extend(in_modes(false, &[Mode::Persistent], name, run));
     }
@@ -84,6 +85,39 @@ fn bytes(env: &Env) -> Result<()> {
         ensure!(left == 0, "{left} mappings left");
     }
     ensure!(gpu::pins()? == 0, "{} pins left", gpu::pins()?);
+    Ok(())
+}
+
+/// Where the driver has no memory to unmap coherent memory, it warns, forgets the mapping and says
+/// that it is done. The deregistration succeeds, nothing is pinned, and behind an IOMMU the NIC
+/// reaches the memory as before (docs/safety.md, kept-mapping).
+fn mapping_stays(_: &Env) -> Result<()> {
+    if lab::tells_dma_mappings() {
+        println!("not here: the kernel's check of the DMA API would report the mapping that stays");
+        return Ok(());
+    }
+    let bench = Bench::new()?;
+    let (rm, gdr) = (nvlab::Client::open()?, iommu::gdr()?);
+    for fails in [true, false] {
+        let memory = rm.request(0, 2 * MIB as u64).coherent(true).alloc()?;
+        let mr = bench.reg(memory.va(), MIB)?;
+        let nic = lab::nic_mr(mr.lkey())?.initiator;
+        let dma = lab::translations(mr.lkey())?.first().context("the NIC has no address")?.dma;
+        gpu::lab()?.fault_n("unmap_nomem", fails.into(), 1)?;
+        mr.dereg()?;
+        let left = ["live_persistent", "live_mappings"].map(|name| gpu::accounting().map(|all| all.get(name)));
+        ensure!(matches!(left, [Ok(0), Ok(0)]), "pins and mappings: {left:?}");
+        if iommu::kind(&nic)? != Iommu::Translating {
+            println!("without an IOMMU that translates, there is nothing to unmap");
+            continue;
+        }
+        let reached = gdr.dma_read(iommu::pci(&nic)?, dma, &mut [0; 8]).is_ok();
+        ensure!(reached == fails, "the unmapping fails: {fails}; the NIC reaches the memory: {reached}");
+        let seen = gpu::accounting()?.get("violations");
+        ensure!(seen == i64::from(reached), "{seen} accesses without a pin were counted");
+        gpu::lab()?.reset_accounting()?;
+        lab::reset_fabric()?;
+    }
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 use nvlab::{Piece, State};
 
-use super::{expect_errno, pattern, same_bytes, Bench, KIB, MIB};
+use super::{expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::{self, Level, Mode, SecondNic, RDMA_DEVICE};
@@ -112,6 +112,7 @@ fn bytes(env: &Env) -> Result<()> {
                 let mr = rig.reg(&fd, offset, len, iova).context(what.clone())?;
                 let nic = lab::nic_mr(mr.lkey())?;
                 ensure!(nic.dma_buf, "{what}: not by dma-buf: {nic:?}");
+                ensure!(in_one_piece()?, "{what}: BAR1 has it in pieces");
                 for (at, n) in [(0, len.min(64 * KIB + 3)), (len / 2, (len / 2).min(MIB)), (len - 1, 1)] {
                     let new = rig.move_bytes(&mr, at, n).context(what.clone())?;
                     wanted[start + offset + at..][..n].copy_from_slice(&new);
@@ -123,6 +124,13 @@ fn bytes(env: &Env) -> Result<()> {
     }
     ensure!(gpu::provider_calls()?.0 == 0, "something was pinned through nvidia_p2p_*");
     Ok(())
+}
+
+/// Returns whether all that BAR1 has mapped lies there in the order of the memory, without a gap.
+fn in_one_piece() -> Result<bool> {
+    let mut pages = gpu::lab()?.bar1()?;
+    pages.sort_by_key(|page| page.page);
+    Ok(!pages.is_empty() && pages.windows(2).all(|pair| pair[1].bar == pair[0].bar + GPU_PAGE as u64))
 }
 
 /// One descriptor and one region cover four segments, two of which cannot be pinned. The process
@@ -261,7 +269,10 @@ fn refusals(env: &Env) -> Result<()> {
     refused("another place in the page", rig.reg(&fd, 8, 4 * KIB, va), libc::EINVAL)?;
     let file = OwnedFd::from(File::open("/proc/self/exe")?);
     refused("no dma-buf", rig.reg(&file, 0, 4 * KIB, va), libc::EINVAL)?;
+    // What pins leave free of BAR1 is free for a dma-buf.
     gpu.set("bar1_size", 37 * MIB as u64)?;
+    rig.reg(&fd, 0, SEGMENT, va).context("in what pins leave free of BAR1")?.dereg()?;
+    gpu.set("bar1_size", MIB as u64)?;
     refused("BAR1 full", rig.reg(&fd, 0, SEGMENT, va), libc::ENOMEM)?;
     gpu.reset_config()?;
     lab::set_nic("fail_mkey", 1)?;

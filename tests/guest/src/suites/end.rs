@@ -46,14 +46,15 @@ fn nothing_is_pinned(_: &Env) -> Result<()> {
 }
 
 /// The kernel may be tainted because the modules are out of tree, and unsigned where the kernel
-/// asks for signatures. Any other taint is a fault. (Documentation/admin-guide/tainted-kernels.rst
-/// has the numbers.)
+/// asks for signatures, or because it warned: the host judges each warning on the console. Any
+/// other taint is a fault. (Documentation/admin-guide/tainted-kernels.rst has the numbers.)
 pub(super) fn taint(_: &Env) -> Result<()> {
     const PROPRIETARY: u64 = 1;
+    const WARNED: u64 = 1 << 9;
     const OUT_OF_TREE: u64 = 1 << 12;
     const UNSIGNED: u64 = 1 << 13;
     let tainted = number("/proc/sys/kernel/tainted")?;
-    let mut allowed = OUT_OF_TREE | UNSIGNED;
+    let mut allowed = WARNED | OUT_OF_TREE | UNSIGNED;
     // The boots with the closed flavour of nvidia.ko have this taint, too.
     if run("modinfo", &["-F", "license", "nvidia"]).is_ok_and(|licence| licence.trim() == "NVIDIA") {
         allowed |= PROPRIETARY;

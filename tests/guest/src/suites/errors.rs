@@ -7,7 +7,7 @@ use anyhow::{ensure, Context, Result};
 use nvlab::Memory;
 
 use super::scenarios::Beside;
-use super::{complaints, page, pattern, same_bytes, Bench, GPU_PAGE, MIB};
+use super::{complaints, expect_errno, page, pattern, same_bytes, Bench, GPU_PAGE, MIB};
 use crate::gpu;
 use crate::helper::Helper;
 use crate::lab;
@@ -34,6 +34,11 @@ pub fn suite(nvidia_c: bool) -> Suite {
             tests.extend(in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t| t.nvidia_c(means)));
         }
     }
+    tests.extend(
+        in_modes(nvidia_c, &[Mode::Legacy], "forgotten_pin", forgotten_pin)
+            .into_iter()
+            .map(|t| t.nvidia_c(NvidiaC::Recorded)),
+    );
     tests
         .push(Test::new("topology", Level::Devices, topology).nvidia_c(NvidiaC::Skip(
             "asks at each registration; that it is asked once per pair is what ours promises",
@@ -97,6 +102,25 @@ fn gpu_unbound(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (_memory, mr) = bench.registered(MIB)?;
     Ok(mr.dereg()?)
+}
+
+/// The provider pins the range, has no memory for the GPU's number then, and forgets the pin. The
+/// registration fails, and the pin stays until its memory is freed, without a callback and without
+/// anything of the module.
+fn forgotten_pin(_: &Env) -> Result<()> {
+    let bench = Bench::new()?;
+    let memory = bench.cuda.alloc(2 * MIB)?;
+    gpu::lab()?.fault_n("get_nomem", 3, 1)?;
+    let errno = bench.refused("no memory for the GPU's number", memory.va(), MIB)?;
+    expect_errno("no memory for the GPU's number", errno, libc::ENOMEM)?;
+    let users = modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded")?;
+    ensure!(gpu::pins()? <= 1 && users == 0, "{} pins and {users} users of the module", gpu::pins()?);
+    bench.reg(memory.va(), MIB)?.dereg()?;
+    memory.free()?;
+    let after = gpu::accounting()?;
+    let left = ["live_pins", "bar1_used", "callbacks"].map(|name| after.get(name));
+    ensure!(left == [0, 0, 0], "pins, bytes in BAR1, callbacks after the free: {left:?}");
+    Ok(())
 }
 
 /// BAR1 holds less than the memory. What does not fit is refused until something else is released.

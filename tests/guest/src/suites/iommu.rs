@@ -89,7 +89,7 @@ impl Known {
     }
 }
 
-fn gdr() -> Result<Gdr> {
+pub fn gdr() -> Result<Gdr> {
     modules::modprobe("nvlab_gdr", &[])?;
     Ok(Gdr::open()?)
 }
@@ -98,7 +98,7 @@ fn nic_of(mr: &Mr) -> Result<String> {
     Ok(lab::nic_mr(mr.lkey())?.initiator)
 }
 
-fn pci(name: &str) -> Result<nvlab::Pci> {
+pub fn pci(name: &str) -> Result<nvlab::Pci> {
     let parts: Vec<u32> = name
         .split([':', '.'])
         .map(|p| u32::from_str_radix(p, 16))

@@ -274,7 +274,7 @@ pub(crate) fn get(
     if va % PAGE != 0 || len % PAGE != 0 || len == 0 {
         return EINVAL;
     }
-    // The provider allocates before it looks whose memory it is (docs/facts.md#get).
+    // NVIDIA's nv-p2p.c allocates before RM looks whose memory it is.
     if ours && w().fault(Fault::GetNoMemory) {
         return ENOMEM;
     }

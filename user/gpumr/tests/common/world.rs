@@ -73,6 +73,10 @@ struct State {
     no_peer_memory: bool,
     no_export: bool,
     no_deregistration: bool,
+    /// Memory that cannot be pinned for peer memory, as CUDA says.
+    unpinned: Option<Range>,
+    /// The number of questions about free memory that are under way.
+    asking: usize,
     bounds: Bounds,
     epoch: u64,
     /// Whether nobody sees checkpoints.
@@ -193,6 +197,15 @@ impl World {
 
     pub fn refuse_peer_memory(&self) {
         self.state().no_peer_memory = true;
+    }
+
+    pub fn refuse_to_pin(&self, range: Range) {
+        self.state().unpinned = Some(range);
+    }
+
+    /// Returns the number of questions about free memory that are under way.
+    pub fn asking(&self) -> usize {
+        self.state().asking
     }
 
     pub fn refuse_deregistration(&self) {
@@ -318,9 +331,17 @@ impl Gpu for World {
 
     fn memory(&self, address: u64) -> Option<(u64, u64)> {
         let gpu = self.device(address) as usize;
-        let state = self.state();
+        self.state().asking += 1;
+        super::step();
+        let mut state = self.state();
+        state.asking -= 1;
         // Nothing is known about memory that is gone.
         state.block(address).and(state.memory[gpu])
+    }
+
+    fn capable(&self, address: u64) -> Option<bool> {
+        let unpinned = self.state().unpinned?;
+        Some(!(unpinned.start()..unpinned.end()).contains(&address))
     }
 
     fn kind(&self, address: u64) -> Kind {
@@ -355,7 +376,7 @@ impl Verbs for World {
     fn register(&self, _: u8, range: Range, _: Access) -> io::Result<u32> {
         super::step();
         let mut state = self.state();
-        if state.no_peer_memory {
+        if state.no_peer_memory || state.unpinned.is_some_and(|unpinned| unpinned.overlaps(&range)) {
             return Err(io::Error::from_raw_os_error(libc::EFAULT));
         }
         let pages = state.pages(&range);

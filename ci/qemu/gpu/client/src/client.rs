@@ -120,12 +120,23 @@ impl Client {
 
     /// Returns a dma-buf of these pieces of one GPU's memory, in this order. It holds the memory.
     pub fn export(&self, gpu: u32, pieces: &[Piece]) -> Result<OwnedFd> {
+        self.export_as(gpu, pieces, false)
+    }
+
+    /// Returns such a dma-buf whose mapping is forced to PCIe, which drivers before 580 refuse with
+    /// EINVAL.
+    pub fn export_forced(&self, gpu: u32, pieces: &[Piece]) -> Result<OwnedFd> {
+        self.export_as(gpu, pieces, true)
+    }
+
+    fn export_as(&self, gpu: u32, pieces: &[Piece], forced: bool) -> Result<OwnedFd> {
         let what = || format!("exporting {} pieces of GPU {gpu}", pieces.len());
         let parts: Vec<sys::PartArg> =
             pieces.iter().map(|p| sys::PartArg { handle: p.handle, offset: p.offset, len: p.len }).collect();
         let count = u32::try_from(parts.len())
             .map_err(|_| Error::new(what(), std::io::Error::from_raw_os_error(libc::EINVAL)))?;
-        let mut a = sys::ExportArg { parts: parts.as_ptr() as u64, count, gpu, ..Default::default() };
+        let forced = u32::from(forced);
+        let mut a = sys::ExportArg { parts: parts.as_ptr() as u64, count, gpu, forced, ..Default::default() };
         let file = self.inner.file(&what())?;
         // SAFETY: the driver reads `count` parts at the address, which are there until it returns.
         unsafe { sys::call(&file, sys::NVLAB_IOC_EXPORT, &mut a, what) }?;

@@ -5,6 +5,7 @@
 use crate::sys::{self, Arg};
 use crate::{Error, Result};
 use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 const NODE: &str = "/dev/nvlab_gdr";
 
@@ -18,6 +19,8 @@ pub enum Kind {
     /// The interface with a free callback, where the callback calls the provider, which must
     /// refuse. See [`Pin::reentry`].
     Reentering,
+    /// The interface without a free callback, with NVIDIA's flag that forces PCIe.
+    Forced,
 }
 
 /// The address of a PCI device: domain, bus, device, function.
@@ -61,6 +64,15 @@ impl Gdr {
         Ok(())
     }
 
+    /// Attaches a PCI device to a dma-buf and detaches it again. It fails if the exporter does not
+    /// let it.
+    pub fn attach(&self, buf: BorrowedFd<'_>, (domain, bus, device, function): Pci) -> Result<()> {
+        let mut a = sys::GdrAttachArg { fd: buf.as_raw_fd(), domain, bus, device, function, pad: 0 };
+        self.call(sys::NVLAB_GDR_IOC_ATTACH, &mut a, || {
+            format!("attaching {domain:04x}:{bus:02x}:{device:02x}.{function} to a dma-buf")
+        })
+    }
+
     fn dma(
         &self,
         (domain, bus, device, function): Pci,
@@ -95,6 +107,7 @@ impl Gdr {
                 Kind::Revocable => 0,
                 Kind::Persistent => 1,
                 Kind::Reentering => 2,
+                Kind::Forced => 1 | 4,
             },
             ..Default::default()
         };

@@ -37,6 +37,11 @@ impl Lab {
         std::fs::write(&path, command).map_err(|e| Error::new(format!("writing {command:?} to {}", path.display()), e))
     }
 
+    /// Returns the flavour of the driver: `nvidia` (its own front), `odd` or `closed`.
+    pub fn flavour(&self) -> Result<String> {
+        self.parsed("driver", parse::flavour)
+    }
+
     /// Returns gauges and counters.
     pub fn accounting(&self) -> Result<Accounting> {
         self.parsed("accounting", parse::accounting)
@@ -57,6 +62,11 @@ impl Lab {
     /// Ends the unbind of a GPU that waits for a persistent pin.
     pub fn end_unbind(&self) -> Result<()> {
         self.write("accounting", "forgive")
+    }
+
+    /// Takes the GPU lock for a moment, or until the hold point `gpu_busy` is released.
+    pub fn use_gpu(&self) -> Result<()> {
+        self.write("accounting", "use_gpu")
     }
 
     /// Resets `leaked_tables`, for tests that cannot unload nvidia.ko.

@@ -53,6 +53,12 @@ impl Accounting {
     }
 }
 
+/// Reads the flavour in the `driver` file.
+pub fn flavour(text: &str) -> Result<String, Complaint> {
+    let flavour = text.lines().find_map(|line| line.strip_prefix("flavour "));
+    flavour.map(str::to_owned).ok_or_else(|| format!("no flavour in {text:?}"))
+}
+
 /// Reads the `accounting` file.
 pub fn accounting(text: &str) -> Result<Accounting, Complaint> {
     text.lines()

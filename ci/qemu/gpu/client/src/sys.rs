@@ -59,10 +59,11 @@ arg!(FillArg { handle: u64, offset: u64, len: u64, value: u32, width: u32 });
 arg!(CrcArg { handle: u64, offset: u64, len: u64, crc: u32, pad: u32 });
 arg!(PidArg { pid: u32 });
 arg!(PartArg { handle: u64, offset: u64, len: u64 });
-arg!(ExportArg { parts: u64, count: u32, gpu: u32, fd: i32, pad: u32 });
+arg!(ExportArg { parts: u64, count: u32, gpu: u32, fd: i32, forced: u32 });
 arg!(GdrPinArg { va: u64, len: u64, flags: u32, entries: u32, handle: u64, table: u64, first: u64 });
 arg!(GdrStateArg { handle: u64, callbacks: u32, reentry: i32 });
 arg!(GdrMapArg { handle: u64, domain: u32, bus: u32, device: u32, function: u32, first: u64, entries: u64 });
+arg!(GdrAttachArg { fd: i32, domain: u32, bus: u32, device: u32, function: u32, pad: u32 });
 
 /// The flags of [`AllocArg`].
 pub const NVLAB_ALLOC_COHERENT: u32 = 1;
@@ -117,6 +118,7 @@ numbers! {
     NVLAB_GDR_IOC_MAP = RW b'G' 3 GdrMapArg;
     NVLAB_GDR_IOC_UNMAP = W b'G' 4 HandleArg;
     NVLAB_GDR_IOC_DMA = RW b'G' 5 GdrDmaArg;
+    NVLAB_GDR_IOC_ATTACH = W b'G' 6 GdrAttachArg;
 }
 
 /// Calls an ioctl with an argument block. `what` names it in the error.

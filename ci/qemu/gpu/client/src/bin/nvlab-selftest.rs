@@ -9,6 +9,7 @@
 //! behind an IOMMU that translates. The last case leaves `leaked_tables` behind on purpose.
 
 use nvlab::{Accounting, Client, Gdr, Kind, Lab, Layout, Pci, Piece, State, BACKING, GPU_PAGE};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -248,6 +249,44 @@ fn ownership(t: &Test) -> Outcome {
     Ok(())
 }
 
+/// Two clients of the process have memory at the same address: RM does not choose one.
+fn two_owners(t: &Test) -> Outcome {
+    let m = t.rm.alloc(0, 2 * MIB)?;
+    let other = Client::open()?;
+    let n = other.request(0, 4 * MIB).unmapped().alloc()?;
+    n.register_at(m.va())?;
+    for kind in [Kind::Revocable, Kind::Persistent] {
+        refused!(t.gdr.pin(m.va(), GPU_PAGE, kind), libc::EIO);
+        // A range that only one of them has all of is that one's.
+        t.gdr.pin(m.va() + MIB, 2 * MIB, kind)?.unpin()?;
+    }
+    n.unregister()?;
+    t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)?.unpin()?;
+    Ok(())
+}
+
+/// A free goes through the pins as through a tree by the tables' addresses, beginning with its root:
+/// of three pins the one in the middle.
+fn callbacks_in_order(t: &Test) -> Outcome {
+    let m = t.rm.alloc(0, MIB)?;
+    let pins = (0..3).map(|_| t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)).collect::<Result<Vec<_>, _>>()?;
+    let mut tables: Vec<u64> = pins.iter().map(|p| p.table).collect();
+    tables.sort_unstable();
+    let hold = t.lab.arm("callback_after")?;
+    std::thread::scope(|s| -> Outcome {
+        let freer = s.spawn(|| m.free());
+        hold.wait(SOON)?;
+        let called = pins
+            .iter()
+            .filter_map(|p| p.callbacks().map(|n| (n == 1).then_some(p.table)).transpose())
+            .collect::<Result<Vec<_>, _>>()?;
+        same!(called, [tables[1]]);
+        hold.release()?;
+        freer.join().map_err(|_| "freer")??;
+        Ok(())
+    })
+}
+
 /// A put by a process that is not the owner succeeds and does nothing.
 fn foreign_put(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
@@ -311,6 +350,8 @@ fn bar1(t: &Test) -> Outcome {
     // needs space for the latter.
     t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)?;
     refused!(t.gdr.pin(m.va(), 4 * MIB + GPU_PAGE, Kind::Revocable), libc::ENOMEM);
+    refused!(t.gdr.pin(m.va() + MIB, 4 * MIB, Kind::Revocable), libc::ENOMEM);
+    same!(t.counter("bar1_used")?, 4 * MIB as i64);
     // A duplicate has extents of its own and is accounted for separately.
     let b = t.gdr.pin(m.va(), 4 * MIB, Kind::Persistent)?;
     same!(t.counter("bar1_used")?, 8 * MIB as i64);
@@ -391,6 +432,32 @@ fn dma_buf(t: &Test) -> Outcome {
     Ok(())
 }
 
+/// The driver has the addresses of coherent memory from the export on until the buffer goes, and
+/// maps nothing. (Behind an IOMMU that translates, no access arrives.)
+fn dma_buf_of_coherent_memory(t: &Test) -> Outcome {
+    let m = t.rm.request(0, MIB).coherent(true).alloc()?;
+    let first = t.gdr.pin(m.va(), MIB, Kind::Revocable)?.first;
+    t.lab.reset_accounting()?;
+    let accesses = |wanted: i64| -> Outcome {
+        let _ = t.gdr.dma_read(t.peer, first, &mut [0; 8]);
+        same!(t.counter("violations")?, wanted);
+        Ok(())
+    };
+    let _ = t.gdr.dma_read(t.peer, first, &mut [0; 8]);
+    let arrived = t.counter("violations")?;
+    let part = |handle| Piece { handle, offset: 0, len: MIB };
+    let fd = t.rm.export(0, &[part(m.handle())])?;
+    same!((t.counter("live_mappings")?, t.counter("bar1_used")?), (0, 0));
+    accesses(arrived)?;
+    drop(fd);
+    accesses(2 * arrived)?;
+    t.lab.reset_accounting()?;
+    // No GPU has memory of both kinds.
+    let other = t.rm.alloc(0, MIB)?;
+    refused!(t.rm.export(0, &[part(m.handle()), part(other.handle())]), libc::EINVAL);
+    Ok(())
+}
+
 fn faults(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pin = |kind| t.gdr.pin(m.va(), MIB, kind).map(drop);
@@ -425,7 +492,33 @@ fn faults(t: &Test) -> Outcome {
     Ok(())
 }
 
+/// RM fails to put a pin, and NVIDIA's own code does what it does then: it warns (the runner misses
+/// a warning that does not come), and a persistent pin's GPU is given back all the same.
+fn puts_that_fail(t: &Test) -> Outcome {
+    let m = t.rm.alloc(0, MIB)?;
+    let before = (t.counter("callbacks")?, t.counter("leaked_tables")?);
+    for errno in [libc::ENOMEM, libc::EBUSY] {
+        t.lab.fault_n("put_errno", errno as u64, 1)?;
+        refused!(t.gdr.pin(m.va(), MIB, Kind::Revocable)?.unpin(), errno);
+    }
+    // This one says that it is done.
+    t.lab.fault_n("put_forget", 1, 1)?;
+    t.gdr.pin(m.va(), MIB, Kind::Revocable)?.unpin()?;
+    same!(t.counter("live_pins")?, 3);
+    m.unregister()?;
+    same!((t.counter("live_pins")?, t.counter("callbacks")? - before.0), (0, 3));
+    m.register()?;
+    t.lab.fault_n("persistent_put_errno", libc::EIO as u64, 1)?;
+    refused!(t.gdr.pin(m.va(), MIB, Kind::Persistent)?.unpin(), libc::EIO);
+    same!((t.counter("live_persistent")?, t.counter("leaked_tables")? - before.1), (1, 1));
+    // Nobody holds the GPU open any more, so the driver shuts it down, and the pin goes.
+    t.lab.end_lost_pins()?;
+    same!(t.counter("live_persistent")?, 0);
+    Ok(())
+}
+
 fn dma(t: &Test) -> Outcome {
+    let stops = has_gates(t)?;
     let size = t.rm.info(0)?.memory;
     t.lab.set("crc_max", 0)?;
     let m = t.rm.alloc(0, size)?;
@@ -467,10 +560,17 @@ fn dma(t: &Test) -> Outcome {
         let both = t.gdr.pin(m.va() + size - 2 * GPU_PAGE, GPU_PAGE, Kind::Revocable)?;
         both.map(t.peer)?;
         let all = t.gdr.pin(m.va(), 4 * GPU_PAGE, Kind::Revocable)?;
-        // (After a failure in the middle, 550 unmaps twice, which DMA-API reports, so skip it
-        // there.)
+        // A failure in the middle is none before 580: the last page's counts. (Translated addresses would be
+        // unmapped twice then, which DMA-API reports.)
         if mode == 595 {
             t.lab.fault_n("map_partial", 2, 1)?;
+            if stops {
+                refused!(all.map(t.peer), libc::EIO);
+            } else {
+                all.map(t.peer)?;
+                all.unmap()?;
+            }
+            t.lab.fault_n("map_partial", 4, 1)?;
             refused!(all.map(t.peer), libc::EIO);
         }
         t.lab.fault_n("map_topology", 1, 1)?;
@@ -484,6 +584,118 @@ fn dma(t: &Test) -> Outcome {
     p.map(t.peer)?;
     c.write(5, b"coherent")?;
     Ok(())
+}
+
+/// Returns whether the driver's front is one of 580 or later.
+fn has_gates(t: &Test) -> Result<bool, nvlab::Error> {
+    let has = t.lab.set("localized", 1).is_ok();
+    t.lab.reset_config()?;
+    Ok(has)
+}
+
+/// What drivers from 580 on refuse, and how older ones answer where they are asked at all
+/// (gates.c). The peer is below no switch.
+fn gates(t: &Test) -> Outcome {
+    let (m, c) = (t.rm.alloc(0, MIB)?, t.rm.request(0, MIB).coherent(true).alloc()?);
+    let whole = |m: &nvlab::Memory| [Piece { handle: m.handle(), offset: 0, len: MIB }];
+    if !has_gates(t)? {
+        refused!(t.lab.set("unapproved_chipset", 1), libc::EOPNOTSUPP);
+        refused!(t.gdr.pin(m.va(), MIB, Kind::Forced), libc::EINVAL);
+        refused!(t.gdr.pin(c.va(), MIB, Kind::Forced), libc::EINVAL);
+        refused!(t.rm.export_forced(0, &whole(&m)), libc::EINVAL);
+        return Ok(());
+    }
+    // Localized memory: of coherent memory alone, and unless PCIe is forced.
+    t.lab.set("localized", 1)?;
+    for kind in [Kind::Revocable, Kind::Persistent] {
+        refused!(t.gdr.pin(c.va(), MIB, kind), libc::EOPNOTSUPP);
+        t.gdr.pin(m.va(), MIB, kind)?.map(t.peer)?;
+    }
+    refused!(t.rm.export(0, &whole(&c)), libc::EOPNOTSUPP);
+    t.gdr.attach(t.rm.export(0, &whole(&m))?.as_fd(), t.peer)?;
+    t.gdr.pin(c.va(), MIB, Kind::Forced)?.unpin()?;
+    t.lab.set("localized", 0)?;
+    // Topology: only memory of a BAR is refused.
+    t.lab.set("unapproved_chipset", 1)?;
+    for kind in [Kind::Revocable, Kind::Persistent] {
+        refused!(t.gdr.pin(m.va(), MIB, kind)?.map(t.peer), libc::EOPNOTSUPP);
+        t.gdr.pin(c.va(), MIB, kind)?.map(t.peer)?;
+    }
+    refused!(t.gdr.attach(t.rm.export(0, &whole(&m))?.as_fd(), t.peer), libc::EOPNOTSUPP);
+    t.gdr.attach(t.rm.export(0, &whole(&c))?.as_fd(), t.peer)?;
+    t.lab.set("unapproved_chipset", 0)?;
+    t.gdr.pin(m.va(), MIB, Kind::Persistent)?.map(t.peer)?;
+    // Forced PCIe: on a coherent GPU alone, and nobody maps such a pin.
+    refused!(t.gdr.pin(m.va(), MIB, Kind::Forced), libc::EOPNOTSUPP);
+    let pin = t.gdr.pin(c.va(), MIB, Kind::Forced)?;
+    refused!(pin.map(t.peer), libc::EOPNOTSUPP);
+    pin.unpin()?;
+    // IOMMU group: who attaches to a forced dma-buf is in the GPU's.
+    refused!(t.gdr.attach(t.rm.export_forced(0, &whole(&m))?.as_fd(), t.peer), libc::EOPNOTSUPP);
+    let group = |(domain, bus, device, function): Pci| {
+        std::fs::read_link(format!("/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.{function}/iommu_group"))
+            .ok()
+    };
+    let attached = t.gdr.attach(t.rm.export_forced(0, &whole(&c))?.as_fd(), t.peer);
+    if group(t.peer) == group(t.rm.info(0)?.pci) {
+        attached?;
+    } else {
+        refused!(attached, libc::EOPNOTSUPP);
+    }
+    m.free()?;
+    c.free()?;
+    Ok(t.lab.reset_config()?)
+}
+
+/// The last page of the BAR cannot be mapped. If it is not the table's last, nobody hears of that
+/// before 580.
+fn last_page_in_front(t: &Test) -> Outcome {
+    let stops = has_gates(t)?;
+    let size = t.rm.info(0)?.memory;
+    t.lab.set("crc_max", 0)?;
+    t.lab.set("bar1_reserve", 0)?;
+    let m = t.rm.request(0, size).layout(Layout::Broken64K).alloc()?;
+    let card = t.gdr.pin(m.va(), size, Kind::Revocable)?;
+    let first = t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)?;
+    same!(first.first, card.first);
+    refused!(first.map(t.peer), libc::EIO);
+    if stops {
+        refused!(card.map(t.peer), libc::EIO);
+    } else {
+        card.map(t.peer)?;
+    }
+    card.unpin()?;
+    drop(first);
+    m.free()?;
+    Ok(t.lab.reset_config()?)
+}
+
+/// While an unbind waits for a pin, nobody can open the GPU, but RM still maps it.
+fn map_while_unbound(t: &Test) -> Outcome {
+    const DRIVER: &str = "/sys/bus/pci/drivers/nvidia";
+    let m = t.rm.alloc(0, MIB)?;
+    let pin = t.gdr.pin(m.va(), MIB, Kind::Persistent)?;
+    let (domain, bus, device, function) = t.rm.info(0)?.pci;
+    let pci = format!("{domain:04x}:{bus:02x}:{device:02x}.{function}");
+    std::thread::scope(|s| -> Outcome {
+        let unbind = s.spawn(|| std::fs::write(format!("{DRIVER}/unbind"), &pci));
+        let outcome = (|| -> Outcome {
+            let start = std::time::Instant::now();
+            while t.rm.info(0).is_ok() && start.elapsed() < SOON {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            refused!(t.rm.info(0), libc::ENODEV);
+            refused!(t.gdr.pin(m.va(), MIB, Kind::Persistent), libc::ENODEV);
+            pin.map(t.peer)?;
+            same!(t.counter("live_mappings")?, 1);
+            pin.unpin()?;
+            Ok(m.free()?)
+        })();
+        t.lab.end_unbind()?;
+        unbind.join().map_err(|_| "unbind")??;
+        std::fs::write(format!("{DRIVER}/bind"), &pci)?;
+        outcome
+    })
 }
 
 /// The provider refuses a call from a callback, because its thread has the RM API lock.
@@ -595,6 +807,29 @@ fn put_behind_callback(t: &Test) -> Outcome {
     Ok(())
 }
 
+/// The driver asks vmalloc for what is larger than 128 KiB, also where kmalloc has as much.
+/// (`table_bytes` counts what kmalloc gave.)
+fn large_arrays(t: &Test) -> Outcome {
+    let bytes = |len: u64| -> Result<i64, Box<dyn std::error::Error>> {
+        let hold = t.lab.arm("get_alloc")?;
+        std::thread::scope(|s| {
+            let pinner = s.spawn(|| t.gdr.pin(1 << 40, len, Kind::Revocable).map(drop).err().and_then(|e| e.errno()));
+            hold.wait(SOON)?;
+            let bytes = t.counter("table_bytes")?;
+            hold.release()?;
+            match pinner.join() {
+                Ok(Some(libc::EINVAL)) => Ok(bytes),
+                other => Err(format!("a pin of nobody's memory: {other:?}").into()),
+            }
+        })
+    };
+    // 8 bytes a page for addresses, and twice 4 for what only Fermi needs.
+    let small = bytes(GPU_PAGE)?;
+    same!(bytes(GPU_PAGE << 14)? - small > 250 << 10, true);
+    same!(bytes(GPU_PAGE << 16)? < small, true);
+    Ok(())
+}
+
 /// The address of the pinner's table is used again at once, so that a stale put would hit the new
 /// one.
 fn key_reuse(t: &Test) -> Outcome {
@@ -604,6 +839,27 @@ fn key_reuse(t: &Test) -> Outcome {
     let table = a.table;
     a.unpin()?;
     same!(t.gdr.pin(m.va(), MIB, Kind::Revocable)?.table, table);
+    t.lab.reset_config()?;
+    Ok(())
+}
+
+/// A get that fails once the range is pinned, and forgets the pin. It stays until the memory is
+/// freed, and is used again by whoever has the address of its table.
+fn forgotten_pin(t: &Test) -> Outcome {
+    t.lab.set("key_reuse", 1)?;
+    let m = t.rm.alloc(0, MIB)?;
+    let before = t.counter("callbacks")?;
+    t.lab.fault_n("get_nomem", 3, 1)?;
+    refused!(t.gdr.pin(m.va(), MIB, Kind::Revocable), libc::ENOMEM);
+    same!((t.counter("live_pins")?, t.counter("bar1_used")?), (1, MIB as i64));
+    let pin = t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)?;
+    same!(t.counter("live_pins")?, 1);
+    pin.unpin()?;
+    same!((t.counter("live_pins")?, t.counter("bar1_used")?), (0, MIB as i64));
+    t.lab.fault_n("get_nomem", 3, 1)?;
+    refused!(t.gdr.pin(m.va(), MIB, Kind::Revocable), libc::ENOMEM);
+    m.free()?;
+    same!((t.counter("live_pins")?, t.counter("bar1_used")?, t.counter("callbacks")?), (0, 0, before));
     t.lab.reset_config()?;
     Ok(())
 }
@@ -683,6 +939,83 @@ fn costs(t: &Test) -> Outcome {
     Ok(())
 }
 
+/// Get and put wait for the GPU lock, whatever has it. The mapping of pages does not.
+fn gpu_lock(t: &Test) -> Outcome {
+    let m = t.rm.alloc(0, MIB)?;
+    let beside = |name: &str, waits: bool, call: &(dyn Fn() -> Outcome + Sync)| -> Outcome {
+        let hold = t.lab.arm("gpu_busy")?;
+        std::thread::scope(|s| -> Outcome {
+            let busy = s.spawn(|| t.lab.use_gpu());
+            hold.wait(SOON)?;
+            let call = s.spawn(|| call().map_err(|e| e.to_string()));
+            let start = std::time::Instant::now();
+            while !call.is_finished() && start.elapsed() < Duration::from_millis(if waits { 300 } else { 20_000 }) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            same!((name, call.is_finished()), (name, !waits));
+            hold.release()?;
+            call.join().map_err(|_| "the call")??;
+            busy.join().map_err(|_| "who is busy")??;
+            Ok(())
+        })
+    };
+    for kind in [Kind::Revocable, Kind::Persistent] {
+        let pin = std::sync::Mutex::new(None);
+        let taken = || pin.lock().unwrap().take().ok_or("no pin");
+        beside("get", true, &|| {
+            *pin.lock().unwrap() = Some(t.gdr.pin(m.va(), MIB, kind)?);
+            Ok(())
+        })?;
+        beside("map", false, &|| {
+            let p = taken()?;
+            p.map(t.peer)?;
+            p.unmap()?;
+            *pin.lock().unwrap() = Some(p);
+            Ok(())
+        })?;
+        beside("put", true, &|| Ok(taken()?.unpin()?))?;
+    }
+    Ok(())
+}
+
+/// The first who opens a GPU starts it, and the last who closes it shuts it down, which takes time.
+/// A persistent pin and a dma-buf have it open as whoever has memory has, and an open may fail.
+fn opening(t: &Test) -> Outcome {
+    const LONG: Duration = Duration::from_millis(300);
+    fn long<T>(
+        name: &str,
+        wanted: bool,
+        call: impl FnOnce() -> Result<T, nvlab::Error>,
+    ) -> Result<T, Box<dyn std::error::Error>> {
+        let start = std::time::Instant::now();
+        let result = call()?;
+        same!((name, start.elapsed() >= LONG), (name, wanted));
+        Ok(result)
+    }
+    t.lab.cost("sleep", 1)?;
+    t.lab.cost("gpu_start", LONG.as_nanos() as u64)?;
+    t.lab.cost("gpu_stop", LONG.as_nanos() as u64)?;
+    let m = long("the first memory", true, || t.rm.alloc(0, MIB))?;
+    let pin = long("a pin beside it", false, || t.gdr.pin(m.va(), MIB, Kind::Persistent))?;
+    let part = Piece { handle: m.handle(), offset: 0, len: MIB };
+    let fd = long("a dma-buf beside it", false, || t.rm.export(0, &[part]))?;
+    long("freeing what is pinned", false, || m.free())?;
+    long("closing the dma-buf", false, || {
+        drop(fd);
+        Ok(())
+    })?;
+    long("the last put", true, || pin.unpin())?;
+    t.lab.reset_cost()?;
+    let m = t.rm.alloc(0, MIB)?;
+    t.lab.fault("open_errno", libc::EIO as u64)?;
+    refused!(t.gdr.pin(m.va(), MIB, Kind::Persistent), libc::ENODEV);
+    let part = Piece { handle: m.handle(), offset: 0, len: MIB };
+    refused!(t.rm.export(0, &[part]), libc::EIO);
+    t.gdr.pin(m.va(), MIB, Kind::Revocable)?.unpin()?;
+    t.lab.reset_faults()?;
+    Ok(())
+}
+
 type Case = (&'static str, fn(&Test) -> Outcome);
 
 fn main() {
@@ -710,21 +1043,32 @@ fn main() {
         ("revocable", revocable),
         ("persistent", persistent),
         ("ownership", ownership),
+        ("two_owners", two_owners),
+        ("callbacks_in_order", callbacks_in_order),
         ("foreign_put", foreign_put),
         ("shared_pid", shared_pid),
         ("bar1", bar1),
         ("extents", extents),
         ("dma_buf", dma_buf),
+        ("dma_buf_of_coherent_memory", dma_buf_of_coherent_memory),
         ("faults", faults),
+        ("puts_that_fail", puts_that_fail),
         ("dma", dma),
+        ("gates", gates),
+        ("last_page_in_front", last_page_in_front),
+        ("map_while_unbound", map_while_unbound),
         ("put_behind_callback", put_behind_callback),
+        ("large_arrays", large_arrays),
         ("key_reuse", key_reuse),
+        ("forgotten_pin", forgotten_pin),
         ("reentry", reentry),
         ("two_gpus", two_gpus),
         ("violation", violation),
         ("closing", closing),
         ("unregistering", unregistering),
         ("costs", costs),
+        ("gpu_lock", gpu_lock),
+        ("opening", opening),
         // This test is the last, because it leaves the provider's leaked tables behind on purpose.
         ("gaps", gaps),
     ];

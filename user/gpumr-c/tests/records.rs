@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Tests that the figures in docs/dma-buf.md are those of the records that it names.
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/");
+
+fn read(file: &str) -> String {
+    std::fs::read_to_string(format!("{ROOT}{file}")).unwrap_or_else(|error| panic!("{file}: {error}"))
+}
+
+/// Returns the figures in ns of the line that begins so: the last number before each "ns".
+fn figures<'a>(record: &'a str, begins: &str) -> Vec<&'a str> {
+    let line = record.lines().find(|line| line.starts_with(&format!("{begins}: ")));
+    let line = line.unwrap_or_else(|| panic!("no line {begins}"));
+    let before = line.split(" ns").map(|part| part.rsplit(' ').next().unwrap_or_default());
+    before.filter(|word| word.parse::<u64>().is_ok()).collect()
+}
+
+/// Returns a figure as the page says it: in µs, with so many digits after the point.
+fn us(ns: &str, digits: usize) -> String {
+    format!("{:.digits$}", ns.parse::<f64>().expect("a number") / 1000.0)
+}
+
+#[test]
+fn the_page_has_the_figures_of_the_records() {
+    let (page, hits, cards) = (read("dma-buf.md"), read("results/bench/hits-h100.txt"), read("results/user-h100.txt"));
+    let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+    let one = |begins: &str| *figures(&hits, begins).last().expect("a figure");
+    let (checked, hooks) = ("identity checked", "with hooks");
+    let segments = [8, 64, 512].map(|count| figures(&hits, &format!("hit, {count} segments, {checked}")));
+    let all = |of: [&str; 3]| of.join(", ");
+    let linked = read("results/bench/hits-h200.txt");
+    let runs = |begins: &str| -> Vec<u64> {
+        let lines = linked.lines().filter(|line| line.starts_with(&format!("{begins}: ")));
+        lines.map(|line| figures(line, begins)[0].parse().expect("a number")).collect()
+    };
+    let alone = |how: &str| runs(&format!("C, the first thread, {how}")).iter().map(u64::to_string).collect::<Vec<_>>();
+    let slowest = |n: u32, how: &str| runs(&format!("C, {n} other threads, a buffer each, {how}")).into_iter().max();
+    let others = |how: &str| [1, 4, 8, 16].map(|n| slowest(n, how).expect("three runs").to_string()).join(", ");
+    let among = |count: u32, by: &str| one(&format!("{count} registrations, one more{by}"));
+    let python: Vec<&str> = cards.lines().filter_map(|line| line.strip_prefix("a hit from Python: ")).collect();
+    let python: Vec<String> = python.iter().map(|text| us(text.trim_end_matches(" ns"), 1)).collect();
+    let [native, expandable, pool] = &python[..] else { panic!("three allocators: {python:?}") };
+    for wanted in [
+        format!(
+            "| one thread | {} (wanted: ≤ 250) | {} | {} (≤ 50) |",
+            one(&format!("hit, one buffer, {checked}")),
+            figures(&hits, "BUFFER_ID")[1],
+            one(&format!("hit, one buffer, {hooks}"))
+        ),
+        format!(
+            "| 4 threads, a buffer each | {} | {} | {} |",
+            one(&format!("hit, 4 threads, a buffer each, {checked}")),
+            one("BUFFER_ID with bounds, 4 threads, a buffer each"),
+            one(&format!("hit, 4 threads, a buffer each, {hooks}"))
+        ),
+        format!("| {} | {} |", all([0, 1, 2].map(|n| segments[n][0])), all([0, 1, 2].map(|n| segments[n][1]))),
+        format!(
+            "three runs: one thread | {} | | {} (≤ 50: not met) |",
+            alone(checked).join(", "),
+            alone(hooks).join(", ")
+        ),
+        format!("other threads | {} | | {} (≤ 50: not met) |", others(checked), others(hooks)),
+        format!(
+            "takes {} µs among 1000 others and {} among 100 000",
+            us(among(1000, ""), 1),
+            us(among(100_000, ""), 1)
+        ),
+        format!("takes {} and {} µs", us(among(1000, " by dma-buf"), 0), us(among(100_000, " by dma-buf"), 0)),
+        format!("takes {pool} or {expandable} µs, by the allocator"),
+        format!("call takes {native} µs"),
+    ] {
+        assert!(page.contains(&wanted), "docs/dma-buf.md does not say: {wanted}");
+    }
+}
