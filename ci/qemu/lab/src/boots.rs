@@ -346,7 +346,8 @@ mod tests {
     #[test]
     fn a_boot_is_named_by_its_axes_and_a_suite_by_itself() {
         let canary = ("debug-7.2/25.10/legacy/1gpu/canary".to_string(), "scenarios".to_string());
-        assert_eq!(of(Run::Test, Some(&["debug-7.2/25.10/legacy"])), std::slice::from_ref(&canary));
+        let leaks = ("debug-7.2/25.10/legacy/1gpu/leaks".to_string(), "rdma_leaks".to_string());
+        assert_eq!(of(Run::Test, Some(&["debug-7.2/25.10/legacy"])), [canary.clone(), leaks]);
         assert_eq!(of(Run::Test, Some(&["*/canary"])), [canary]);
         assert_eq!(of(Run::Test, Some(&["smoke"])), [("debug-7.2/25.10/both/1gpu".to_string(), "smoke".to_string())]);
         assert_eq!(of(Run::Test, Some(&["callbacks", "smoke"]))[0].1, "smoke,callbacks", "the boot's own order");
