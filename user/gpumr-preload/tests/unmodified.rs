@@ -294,7 +294,7 @@ fn the_cache_keeps_no_more_than_it_says() {
     assert!(out.contains("kept 2\n"), "{out}");
 }
 
-/// What the program has registered does not count.
+/// Checks that only what is kept counts against the limit, and not what the program has registered.
 #[test]
 fn the_cache_serves_a_program_that_has_much_registered() {
     let (out, said) = run(&build("beside", Without::Nothing), "beside", true, &CACHE);

@@ -160,7 +160,7 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
 
 /// A region, and the dma-buf that keeps its memory if there is one.
 type Made<V> = (<V as Verbs>::Mr, Option<Arc<Export>>);
-/// What remains of an entry that was removed: the end of its region, or the dma-buf that it no
+/// Holds what remains of an entry that was removed: the end of its region, or the dma-buf that it no
 /// longer needs. Dropping it calls verbs or closes a file, so it must happen where no lock is held.
 type Rest<G, V> = (Option<Removed<G, V>>, Option<Arc<Closed>>);
 /// An entry, and its maker's lease.

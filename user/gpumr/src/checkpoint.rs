@@ -10,8 +10,8 @@
 //! Other libraries open that file, too (NVML). One that is opened while all others stay says nothing.
 //! One that is closed while none is new was not CUDA's, if CUDA says that the process runs.
 //!
-//! As long as nobody can say whether CUDA's file is among the watched ones, a new file may be CUDA's.
-//! Before CUDA 12.8 that lasts for ever once such a file was closed. To look for new files takes
+//! A new file may be CUDA's as long as nobody can say whether CUDA's is among the watched ones. Before
+//! CUDA 12.8 that lasts for ever once such a file was closed. To look for new files takes
 //! milliseconds in a process with thousands of descriptors, so hits do that for a twentieth of the time
 //! at most. A registration looks at once, because CUDA has its file open then: if a checkpoint closes it
 //! later, that is seen without looking for new ones.
@@ -240,7 +240,7 @@ mod tests {
     use std::fs::File;
 
     thread_local! {
-        /// What each look for new files takes, and how many there were.
+        /// Holds the time that each look for new files takes, and how many there were.
         static LOOKS: Cell<(Duration, u32)> = const { Cell::new((Duration::ZERO, 0)) };
     }
 

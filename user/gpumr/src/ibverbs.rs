@@ -452,7 +452,7 @@ impl Known {
     }
 }
 
-/// Whose functions are called.
+/// Says whose functions are called.
 #[derive(Debug)]
 enum Source {
     /// Those of the library that made a device, or these if the device does not tell.

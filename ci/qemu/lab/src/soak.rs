@@ -122,7 +122,7 @@ had other names up to 343c0de.)
 
 ";
 const RUNS: [&str; 9] = ["boot", "date", "commit", "machine", "passed", "failed", "seconds", "seed", "of NVIDIA's"];
-/// What a run has in the last column that was made before there was one.
+/// Fills the last column of runs that were made before there was one.
 const NOT_RECORDED: &str = "not recorded";
 
 const DEEDS: &str = "

@@ -88,8 +88,8 @@ fn bytes(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Where the driver has no memory to unmap coherent memory, it warns, forgets the mapping and says
-/// that it is done. The deregistration succeeds, nothing is pinned, and behind an IOMMU the NIC
+/// Deregisters coherent memory while the driver has no memory to unmap it: the driver warns, forgets
+/// the mapping and says that it is done. The deregistration succeeds, nothing is pinned, and behind an IOMMU the NIC
 /// reaches the memory as before (docs/safety.md, kept-mapping).
 fn mapping_stays(_: &Env) -> Result<()> {
     if lab::tells_dma_mappings() {

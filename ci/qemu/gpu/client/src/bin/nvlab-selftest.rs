@@ -593,8 +593,8 @@ fn has_gates(t: &Test) -> Result<bool, nvlab::Error> {
     Ok(has)
 }
 
-/// What drivers from 580 on refuse, and how older ones answer where they are asked at all
-/// (gates.c). The peer is below no switch.
+/// Asks for what drivers from 580 on refuse, and sees how older ones answer where they are asked at
+/// all (gates.c). The peer is below no switch.
 fn gates(t: &Test) -> Outcome {
     let (m, c) = (t.rm.alloc(0, MIB)?, t.rm.request(0, MIB).coherent(true).alloc()?);
     let whole = |m: &nvlab::Memory| [Piece { handle: m.handle(), offset: 0, len: MIB }];
