@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Checks that the tests find planted faults. Each file in `faults/` is a small patch on the cache.
-//! This fails if one no longer applies, or if the tests that it names pass or print something else.
-//! `FAULT=NAME` leaves one of them.
+//! Checks that the tests find planted faults. Each file in `faults/` is a small patch on the cache, or
+//! on one of the libraries that are built on it. This fails if one no longer applies, or if the tests
+//! that it names pass or print something else. `FAULT=NAME` leaves one of them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,9 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// The number of faults that are tried at the same time. Cargo builds one at a time, and meanwhile
-/// the tests of another run.
-const AT_ONCE: usize = 2;
+/// The crates that a fault may be in, by their folders. Only those that its test needs are built.
+const CRATES: [(&str, &str); 4] =
+    [("gpumr", "gpumr"), ("model", "gpumr-model"), ("gpumr-c", "gpumr-c"), ("gpumr-preload", "gpumr-preload")];
+/// What else the tests of these crates need.
+const BESIDE: [&str; 2] = ["stand-ins", "examples"];
+/// The libraries that programs load. Cargo leaves the version out of the names of their files.
+const LIBRARIES: [&str; 2] = ["gpumr-c", "gpumr-preload"];
 
 /// Returns every file below a folder, by its path in it.
 fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
@@ -53,16 +57,17 @@ fn hold(folder: &Path, wanted: &BTreeMap<PathBuf, Vec<u8>>) {
 fn sources(user: &Path, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     let read = |file: &str| fs::read_to_string(user.join(file)).expect("readable");
     let mut all = BTreeMap::new();
-    for part in ["gpumr", "model"] {
+    for part in CRATES.iter().map(|(folder, _)| *folder).chain(BESIDE) {
         all.extend(files(&user.join(part)).into_iter().map(|(path, bytes)| (Path::new(part).join(path), bytes)));
     }
     let manifest = read("Cargo.toml");
     let line = |start: &str| manifest.lines().find(|line| line.starts_with(start)).expect("a workspace");
     let (members, version) = (line("members"), line("version"));
     let own = format!("{}-{name}\"", version.trim_end_matches('"'));
-    let manifest = manifest.replace(members, "members = [\"gpumr\", \"model\"]").replace(version, &own);
+    let folders = CRATES.map(|(folder, _)| folder);
+    let manifest = manifest.replace(members, &format!("members = {folders:?}")).replace(version, &own);
     let mut lock = read("Cargo.lock");
-    for part in ["gpumr", "gpumr-model"] {
+    for (_, part) in CRATES {
         let head = format!("name = \"{part}\"\n");
         lock = lock.replace(&format!("{head}{version}"), &format!("{head}{own}"));
     }
@@ -71,9 +76,31 @@ fn sources(user: &Path, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     all
 }
 
+/// Returns what a patch says of itself in the line that begins with `key`.
+fn field<'a>(text: &'a str, key: &str) -> &'a str {
+    text.lines().find_map(|line| line.strip_prefix(key)).expect("Run: and Says:").trim()
+}
+
+/// Returns whether the tests of a fault load a library. Another fault's library would have the same
+/// file, so such faults are tried one after the other.
+fn loads_a_library(fault: &Path) -> bool {
+    let text = fs::read_to_string(fault).expect("readable");
+    field(&text, "Run:").split(' ').any(|word| LIBRARIES.contains(&word))
+}
+
+/// Removes the libraries that another fault has left, which cargo would take for this one's.
+fn remove_libraries(target: &Path) {
+    for library in LIBRARIES {
+        for end in ["so", "rlib"] {
+            let file = format!("debug/deps/lib{}.{end}", library.replace('-', "_"));
+            let _ = fs::remove_file(target.join(file));
+        }
+    }
+}
+
 fn find(user: &Path, folder: &Path, fault: &Path) {
     let text = fs::read_to_string(fault).expect("readable");
-    let field = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).expect("Run: and Says:").trim();
+    let field = |key| field(&text, key);
     let name = fault.file_stem().expect("a name").to_string_lossy();
     let (fresh, work) = (folder.join("fresh").join(&*name), folder.join("work").join(&*name));
     let _ = fs::remove_dir_all(&fresh);
@@ -86,8 +113,12 @@ fn find(user: &Path, folder: &Path, fault: &Path) {
         .expect("patch is installed");
     assert!(patched.status.success(), "{name} does not apply any more; make it again for the sources as they are");
     hold(&work, &files(&fresh));
+    let target = folder.join("target");
+    if loads_a_library(fault) {
+        remove_libraries(&target);
+    }
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["test", "--offline", "--target-dir"]).arg(folder.join("target")).current_dir(&work);
+    cargo.args(["test", "--offline", "--target-dir"]).arg(&target).current_dir(&work);
     cargo.env("RUSTC_WRAPPER", user.join("../tests/host/rustc.sh"));
     let ran = cargo.args(field("Run:").split(' ')).output().expect("cargo runs");
     let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
@@ -113,13 +144,16 @@ fn every_planted_fault_is_found() {
         faults.retain(|path| path.file_stem().is_some_and(|stem| *stem == *name));
         assert!(!faults.is_empty(), "FAULT={name}: no faults/{name}.patch");
     }
-    let faults = Mutex::new(faults.into_iter());
-    let next = || faults.lock().expect("no panic holds it").next();
+    // Cargo builds one at a time, and meanwhile the tests of another run.
+    let (libraries, others): (Vec<_>, Vec<_>) = faults.into_iter().partition(|fault| loads_a_library(fault));
+    let others = Mutex::new(others.into_iter());
+    let next = || others.lock().expect("no panic holds it").next();
     std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
-            scope.spawn(|| {
-                while let Some(fault) = next() {
-                    find(user, &folder, &fault);
+        for first in [libraries, Vec::new()] {
+            let (user, folder, next) = (&user, &folder, &next);
+            scope.spawn(move || {
+                for fault in first.into_iter().chain(std::iter::from_fn(next)) {
+                    find(user, folder, &fault);
                 }
             });
         }
