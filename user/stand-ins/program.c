@@ -239,14 +239,16 @@ static void again(uint64_t at)
 	}
 }
 
-/* Finds the function by name, as NCCL and others do. */
+/* Finds the functions by name, as NCCL and others do. NCCL finds both, and calls the second if
+ * relaxed ordering is wanted. */
 static void by_name(uint64_t at)
 {
 	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int);
+	struct ibv_mr *(*reg_iova2)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
 	void *lib = dlopen("libibverbs.so.1", RTLD_NOW);
 	int (*dereg)(struct ibv_mr *);
 
-	struct ibv_mr *mr[3];
+	struct ibv_mr *mr[4];
 
 	*(void **)&reg = dlsym(lib, "ibv_reg_mr");
 	mr[0] = show("dlsym of a handle", reg(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
@@ -254,12 +256,12 @@ static void by_name(uint64_t at)
 	mr[1] = show("dlvsym of a handle", reg(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
 	*(void **)&reg = dlsym(RTLD_DEFAULT, "ibv_reg_mr");
 	mr[2] = show("dlsym of all", reg(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+	*(void **)&reg_iova2 = dlvsym(lib, "ibv_reg_mr_iova2", "IBVERBS_1.8");
+	mr[3] = show("relaxed ordering, by a handle", reg_iova2(&pd, (void *)at, 5000, at, IBV_ACCESS_RELAXED_ORDERING), at);
 	*(void **)&dereg = dlsym(lib, "ibv_dereg_mr");
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < 4; i++)
 		if (mr[i])
-			dereg(mr[i]);
-	if (mr[2])
-		ibv_dereg_mr(mr[2]);
+			i == 2 ? ibv_dereg_mr(mr[i]) : dereg(mr[i]);
 }
 
 /* Registers parts of a buffer, which a cache may have as a whole. */
