@@ -20,21 +20,32 @@
  *
  * Include infiniband/verbs.h for struct ibv_mr, and link -lgpumr (pkg-config or CMake: gpumr).
  *
- * Functions that return int return 0 or an errno, but for gpumr_valid(); gpumr_error() says the errno
- * in words. Where one fails, what it has to fill in by `out` is NULL.
+ * Functions that return int return 0 or an errno, but for gpumr_valid(). Where one fails, what it has
+ * to fill in by `out` is NULL. Each line below is a cause; where an errno has several, gpumr_error()
+ * says which it is.
  *
- *   EINVAL      an argument makes no sense: NULL, no bytes, a range that wraps, an unknown way, an
- *               unknown size, a table with holes, IBV_ACCESS_ZERO_BASED
+ *   EINVAL      an argument makes no sense: NULL, no bytes, a range that wraps, an unknown way
+ *   EINVAL      a struct has an unknown size, or a table has holes
+ *   EINVAL      IBV_ACCESS_ZERO_BASED is asked for
+ *   EINVAL      the NIC does not take these access flags
+ *   EINVAL      the NIC takes no dma-buf, as some virtual functions do not
  *   ENODEV      the program has not started CUDA (cuInit(), or its first call of the runtime)
  *   EIO         CUDA cannot say what the memory is: an earlier error broke its context
- *   EFAULT      no memory of a GPU: freed, of another process, of the host, or managed; or the kernel
- *               refused it, as where nvidia-peermem is not loaded
+ *   EFAULT      it is no memory of a GPU: freed, of another process, of the host, or managed
+ *   EFAULT      it cannot be pinned for peer memory, as memory of a pool
+ *   EFAULT      nvidia-peermem is not loaded
+ *   EFAULT      nvidia-peermem is loaded, and BAR1 has not one free page
  *   EAGAIN      the memory was freed or replaced while it was registered, three times
  *   EPERM       this process is a child of the one that opened the cache: use exec()
+ *   EPERM       by peer memory: this process may lock no memory (ulimit -l is 0)
+ *   ENOMEM      by peer memory: the limit of locked memory (ulimit -l) is reached, or BAR1 is full
+ *   ENOMEM      by dma-buf: BAR1 or the kernel's memory is full
  *   ENOSYS      libcuda or libibverbs is missing, or too old to have a function that is needed
- *   EOPNOTSUPP  no way to register works here, as where the GPU driver exports no dma-buf
- *   other       what the NIC's driver answered, as ENOMEM; error 524 is the GPU driver's, which does
- *               not approve of the PCI topology
+ *   EOPNOTSUPP  the NIC's driver takes no dma-buf
+ *   EOPNOTSUPP  the GPU driver exports no dma-buf of this memory
+ *   EOPNOTSUPP  the GPU driver does not pin this memory for this NIC: the kernel log says why
+ *   524         the GPU driver does not approve of the PCI topology between GPU and NIC
+ *   other       what the NIC's driver answered
  *
  * All functions may be called from every thread. Those that return nothing do nothing with NULL. In a
  * child after fork() they fail or do nothing. The library never calls cuInit(). For memory that belongs

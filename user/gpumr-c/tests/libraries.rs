@@ -387,6 +387,73 @@ fn memory_that_cannot_be_pinned_or_exported_is_named() {
     });
 }
 
+/// Each errno of the kernel has a cause in words. Only if nobody answers for the memory, and nobody
+/// knows whether nvidia-peermem is loaded, is the program asked. gpumr.h has a line for each.
+#[test]
+fn each_errno_of_the_kernel_has_its_cause_in_words() {
+    on_stand_ins("each_errno_of_the_kernel_has_its_cause_in_words", Without::Nothing, || {
+        let stand_ins = StandIns::open();
+        let memory = stand_ins.allocate(8192);
+        let said = |errno: i32, policy: Policy| {
+            std::env::set_var("STAND_IN_ERRNO", errno.to_string());
+            let cache = Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), policy, Limits::default());
+            let error = cache.register(domain(), memory.start(), 4096, 1).expect_err("refused");
+            assert_eq!(error.errno(), errno);
+            error.to_string()
+        };
+        let header = include_str!("../include/gpumr.h");
+        for (errno, name, by_peer_memory, by_dma_buf) in [
+            (
+                libc::ENOMEM,
+                "ENOMEM",
+                "(os error 12): the limit of locked memory (ulimit -l) is reached, or BAR1 is full",
+                "(os error 12): BAR1 or the kernel's memory is full",
+            ),
+            (
+                libc::EOPNOTSUPP,
+                "EOPNOTSUPP",
+                "(os error 95): the GPU driver does not pin this memory for this NIC: see the kernel log",
+                "(os error 95): the NIC's driver takes no dma-buf",
+            ),
+            (
+                libc::EPERM,
+                "EPERM",
+                "(os error 1): this process may lock no memory: raise ulimit -l",
+                "Operation not permitted (os error 1)",
+            ),
+            (
+                libc::EINVAL,
+                "EINVAL",
+                "(os error 22): the access flags contradict each other, or the NIC does not know them",
+                "(os error 22): the NIC does not take these access flags, or takes no dma-buf, as some virtual \
+                 functions do not",
+            ),
+            (libc::EFAULT, "EFAULT", "(os error 14): is nvidia-peermem loaded?", "Bad address (os error 14)"),
+            (
+                524,
+                "524",
+                "by peer memory: the GPU driver refuses this NIC",
+                "by dma-buf: the GPU driver refuses this NIC",
+            ),
+        ] {
+            assert!(header.contains(&format!("\n *   {name:<12}")), "gpumr.h says what {name} means");
+            for (way, words, after) in
+                [(Way::PeerMemory, by_peer_memory, "; dma-buf was not tried"), (Way::DmaBuf, by_dma_buf, "")]
+            {
+                let said = said(errno, Policy::only(way));
+                let end = if errno == 524 { "NVreg_GrdmaPciTopoCheckOverride" } else { words };
+                assert!(said.contains(words) && said.ends_with(&format!("{end}{after}")), "{name}: {said}");
+            }
+            for loaded in [false, true] {
+                let asked = said(errno, Policy::by_module(loaded)).contains("is nvidia-peermem loaded?");
+                assert_eq!(asked, errno == libc::EFAULT && !loaded, "{name}, loaded: {loaded}");
+            }
+        }
+        let said = said(libc::EFAULT, Policy::by_module(true));
+        assert!(said.contains("nvidia-peermem is loaded, but the GPU driver pins nothing there: BAR1"), "{said}");
+    });
+}
+
 /// An old libcuda still serves peer memory, which needs neither of the functions that it lacks.
 #[test]
 fn a_libcuda_without_dma_buf_is_named() {

@@ -14,7 +14,7 @@ use gpumr::error::{Memory, Words};
 use gpumr::ibverbs::{Functions, IbVerbs, Mr, Pd, RawMr, RawMrAttr};
 use gpumr::identity::Identity;
 use gpumr::range::page_size;
-use gpumr::{Cache, Error, Lease, Limits, Options, Policy, Range, Sweeper, FREE_BYTES_AUTO};
+use gpumr::{Cache, Error, Lease, Limits, Options, Policy, Range, Sweeper, Way, FREE_BYTES_AUTO};
 use once_cell::race::OnceBox;
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -278,7 +278,9 @@ fn by_dma_buf(verbs: &Functions, wanted: &Wanted, error: c_int) -> *mut RawMr {
         let fd = fd.ok()?;
         // The region keeps the memory; the descriptor is no longer needed.
         let mr = wanted.by_dma_buf(verbs, range, at - pages.start(), fd.as_fd())?;
-        mr.map_err(|error| say(format!("{range} by dma-buf: {}", Words(&error)))).ok().map(|mr| mr.as_ptr())
+        mr.map_err(|error| say(format!("{range} by dma-buf: {}", Words(&error, Way::DmaBuf))))
+            .ok()
+            .map(|mr| mr.as_ptr())
     };
     made().unwrap_or_else(|| fail(error))
 }

@@ -2,6 +2,7 @@
 //! Says errors in words: what failed, which value is wrong, what to do.
 
 use crate::backend::{Gpu, Kind};
+use crate::policy::Way;
 use crate::range::Range;
 use std::borrow::Cow;
 use std::{fmt, io};
@@ -67,6 +68,8 @@ pub enum Error {
         dma_buf: Option<Refusal>,
         /// What CUDA says about such memory.
         memory: Memory,
+        /// Whether nvidia-peermem is known to be loaded.
+        loaded: bool,
     },
     /// This process is a child of the one that made the cache.
     Forked,
@@ -194,22 +197,24 @@ impl fmt::Display for Error {
             Self::Cuda { address, status } => {
                 write!(f, "CUDA cannot say what {address:#x} is: {status}: an earlier error broke its context")
             }
-            Self::Refused { range, peer_memory, dma_buf, memory } => {
+            Self::Refused { range, peer_memory, dma_buf, memory, loaded } => {
                 write!(f, "{range} cannot be registered:")?;
-                match (peer_memory, memory.capable) {
-                    (Some(error), Some(false)) => {
-                        write!(f, " by peer memory: {}: CUDA says that it cannot be pinned: ", Words(error))?;
-                        write!(f, "use cudaMalloc(), or cuMemCreate() with gpuDirectRDMACapable;")?;
+                match peer_memory {
+                    Some(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+                        let cause = match (memory.capable, loaded) {
+                            (Some(false), _) => NOT_PINNED,
+                            (_, true) => NO_PAGE,
+                            (_, false) => IS_LOADED,
+                        };
+                        write!(f, " by peer memory: {error}: {cause};")?;
                     }
-                    (Some(error), _) => {
-                        write!(f, " by peer memory: {} (is nvidia-peermem loaded?);", Words(error))?;
-                    }
-                    (None, _) => write!(f, " peer memory was not tried;")?,
+                    Some(error) => write!(f, " by peer memory: {};", Words(error, Way::PeerMemory))?,
+                    None => write!(f, " peer memory was not tried;")?,
                 }
                 match dma_buf {
                     Some(Refusal::Export(why)) => write!(f, " by dma-buf: CUDA exports none: {why}{}", memory.why())?,
                     Some(Refusal::Register(error) | Refusal::Missing(error)) => {
-                        write!(f, " by dma-buf: {}", Words(error))?;
+                        write!(f, " by dma-buf: {}", Words(error, Way::DmaBuf))?;
                     }
                     None => write!(f, " dma-buf was not tried")?,
                 }
@@ -237,19 +242,46 @@ impl Memory {
     }
 }
 
-/// Displays an error of verbs in words. 524 is the kernel's ENOTSUPP, which has no name in user
-/// space.
+/// The causes of EFAULT by peer memory: nobody pins the memory. The memory cannot be pinned at all,
+/// the module finds not one free page in BAR1, or there is no module.
+const NOT_PINNED: &str =
+    "CUDA says that it cannot be pinned: use cudaMalloc(), or cuMemCreate() with gpuDirectRDMACapable";
+const NO_PAGE: &str = "nvidia-peermem is loaded, but the GPU driver pins nothing there: BAR1 may be full";
+const IS_LOADED: &str = "is nvidia-peermem loaded?";
+
+/// The causes of other errors of verbs (docs/doctor.md). The kernel's ENOTSUPP has no name in user
+/// space, and its cause stands alone.
+const CAUSES: [(i32, Way, &str); 9] = [
+    (libc::ENOMEM, Way::PeerMemory, "the limit of locked memory (ulimit -l) is reached, or BAR1 is full"),
+    (libc::ENOMEM, Way::DmaBuf, "BAR1 or the kernel's memory is full"),
+    (libc::EOPNOTSUPP, Way::PeerMemory, "the GPU driver does not pin this memory for this NIC: see the kernel log"),
+    (libc::EOPNOTSUPP, Way::DmaBuf, "the NIC's driver takes no dma-buf"),
+    (libc::EPERM, Way::PeerMemory, "this process may lock no memory: raise ulimit -l"),
+    (libc::EINVAL, Way::PeerMemory, "the access flags contradict each other, or the NIC does not know them"),
+    (
+        libc::EINVAL,
+        Way::DmaBuf,
+        "the NIC does not take these access flags, or takes no dma-buf, as some virtual functions do not",
+    ),
+    (ENOTSUPP, Way::PeerMemory, TOPOLOGY),
+    (ENOTSUPP, Way::DmaBuf, TOPOLOGY),
+];
+const TOPOLOGY: &str = "the GPU driver refuses this NIC (error 524): it does not approve of the PCI topology \
+                        between the two, or an IOMMU keeps them apart: see NVreg_GrdmaPciTopoCheckOverride";
+
+/// Displays an error of verbs and its cause, if that is known.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Words<'a>(pub &'a io::Error);
+pub struct Words<'a>(pub &'a io::Error, pub Way);
 
 impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.raw_os_error() == Some(ENOTSUPP) {
-            write!(f, "the GPU driver refuses this NIC (error 524): it does not approve of the PCI topology ")?;
-            write!(f, "between the two, or an IOMMU keeps them apart: see NVreg_GrdmaPciTopoCheckOverride")
-        } else {
-            self.0.fmt(f)
+        let Self(error, way) = self;
+        let cause = CAUSES.iter().find(|(errno, of, _)| error.raw_os_error() == Some(*errno) && of == way);
+        match cause {
+            Some((ENOTSUPP, _, cause)) => f.write_str(cause),
+            Some((_, _, cause)) => write!(f, "{error}: {cause}"),
+            None => error.fmt(f),
         }
     }
 }

@@ -16,6 +16,8 @@ pub enum Way {
 pub struct Policy {
     ways: &'static [Way],
     reason: &'static str,
+    /// Whether nvidia-peermem is known to be loaded.
+    loaded: bool,
 }
 
 /// This folder exists while nvidia-peermem is loaded.
@@ -32,10 +34,10 @@ impl Policy {
     pub fn by_module(loaded: bool) -> Self {
         if loaded {
             let reason = "nvidia-peermem is loaded: peer memory first, then dma-buf";
-            Self { ways: &[Way::PeerMemory, Way::DmaBuf], reason }
+            Self { ways: &[Way::PeerMemory, Way::DmaBuf], reason, loaded }
         } else {
             let reason = "nvidia-peermem is not loaded: dma-buf first, then peer memory";
-            Self { ways: &[Way::DmaBuf, Way::PeerMemory], reason }
+            Self { ways: &[Way::DmaBuf, Way::PeerMemory], reason, loaded }
         }
     }
 
@@ -45,7 +47,7 @@ impl Policy {
             Way::PeerMemory => &[Way::PeerMemory],
             Way::DmaBuf => &[Way::DmaBuf],
         };
-        Self { ways, reason: "the program or its user chose it" }
+        Self { ways, reason: "the program or its user chose it", loaded: false }
     }
 
     /// Parses the value of `GPUMR_WAY`: `peer-memory`, `dma-buf` or `auto`. Fails for another word.
@@ -64,6 +66,10 @@ impl Policy {
     /// Returns the reason for the order.
     pub fn reason(&self) -> &'static str {
         self.reason
+    }
+
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.loaded
     }
 
     pub(crate) fn ways(&self) -> &'static [Way] {
