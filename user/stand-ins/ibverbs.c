@@ -6,12 +6,14 @@
  * Debian's libibverbs1 44; ibv_reg_mr_ex() as in rdma-core 59; ibv_reg_dmabuf_mr() that leaves addr empty;
  * devices with functions of this library, as in ibv_open_device(); ibv_dealloc_pd() that fails
  * with EBUSY while regions live; ibv_dereg_mr() that answers EIO once its NIC was removed
- * (STAND_IN_REMOVED); a region of another copy of the
+ * (STAND_IN_REMOVED); a signal to a thread that is in ibv_reg_dmabuf_mr() for long (STAND_IN_SIGNAL);
+ * a region of another copy of the
  * library that is deregistered here, which ends the program. Each region keeps the flags that it was
  * registered with (stand_in_access()). Left out: queues, data. */
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,6 +131,10 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
 {
 	(void)offset, (void)iova;
 	dma_buf++;
+	if (getenv("STAND_IN_SIGNAL")) {
+		usleep(1500000);
+		raise(SIGUSR1);
+	}
 	return make(pd, NULL, length, fd, access);
 }
 #endif

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,7 @@ int cuMemAllocAsync(uint64_t *at, size_t size, void *stream);
 int stand_in_started(void);
 void stand_in_break(void);
 void stand_in_checkpoint(void);
-void stand_in_exit_inside(void);
+void stand_in_signal_inside(void);
 unsigned int stand_in_primaries(void);
 int cuMemAlloc_v2(uint64_t *at, uint64_t size);
 int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
@@ -347,11 +348,28 @@ static void shortage(uint64_t at)
 	}
 }
 
+static void exit_in_handler(int number)
+{
+	(void)number;
+	if (write(STDOUT_FILENO, "exits\n", 6) == 6)
+		exit(0);
+}
+
 /* Ends in a signal handler that interrupted CUDA. */
 static void exits(uint64_t at)
 {
+	signal(SIGUSR1, exit_in_handler);
 	ibv_dereg_mr(ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE));
-	stand_in_exit_inside();
+	stand_in_signal_inside();
+}
+
+/* Ends in a signal handler that interrupted a registration, while a cache has another. */
+static void exits_registering(uint64_t at)
+{
+	signal(SIGUSR1, exit_in_handler);
+	ibv_dereg_mr(ibv_reg_mr(&pd, (void *)at, 4096, IBV_ACCESS_LOCAL_WRITE));
+	setenv("STAND_IN_SIGNAL", "1", 1);
+	ibv_dereg_mr(ibv_reg_mr(&pd, (void *)(at + 4096), 4096, IBV_ACCESS_LOCAL_WRITE));
 }
 
 /* Makes contexts, a primary one and one of its own, and ends them while a cache has their memory. */
@@ -560,7 +578,7 @@ int main(int argc, char **argv)
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
 		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg },
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
-		      { "exits", exits }, { "kept", kept }, { "beside", beside }, { "shortage", shortage }, { "restored", restored },
+		      { "exits", exits }, { "exits-registering", exits_registering }, { "kept", kept }, { "beside", beside }, { "shortage", shortage }, { "restored", restored },
 		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "contexts-go", contexts_go }, { "broken", broken },
 		      { "handles", handles }, { "handles-freed", handles_freed }, { "handles-reused", handles_reused },
 		      { "closes-late", closes_late }, { "threads-own", threads_own } };

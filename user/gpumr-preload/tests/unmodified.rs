@@ -6,8 +6,10 @@
 mod stand_ins;
 
 use stand_ins::{cc, libraries, source, Without, RENAMED};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Builds the program and the libraries in a folder of the test's own.
 fn build(name: &str, without: Without) -> PathBuf {
@@ -280,15 +282,23 @@ fn with_the_cache_a_program_ends_in_peace() {
     assert_eq!((out, said), Default::default());
 }
 
-/// The sweep waits for a lock that the interrupted thread holds.
+/// A signal interrupts CUDA, for whose lock the sweep waits, or a registration, and its handler calls
+/// exit().
 #[test]
 fn a_program_that_exits_in_a_signal_handler_ends() {
     let folder = build("exits", Without::Nothing);
-    let start = std::time::Instant::now();
-    let (out, said) = run(&folder, "exits", true, &CACHE);
-    assert_eq!((out, said), Default::default());
-    // The program itself takes 1.5 seconds of this.
-    assert!(start.elapsed() < std::time::Duration::from_millis(2500), "{:?}", start.elapsed());
+    for part in ["exits", "exits-registering"] {
+        let mut program = program(&folder, part, true, &CACHE);
+        let mut program = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("built");
+        let mut line = [0; 6];
+        let handled = program.stdout.as_mut().expect("a pipe").read_exact(&mut line);
+        let start = Instant::now();
+        let ended = program.wait_with_output().expect("started here");
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(handled.is_ok() && &line == b"exits\n" && ended.status.success(), "{part}: {:?}: {said}", ended.status);
+        assert!(start.elapsed() < Duration::from_secs(1), "{part}: {:?} after the signal", start.elapsed());
+        assert_eq!((ended.stdout, said.as_str()), (Vec::new(), ""), "{part}");
+    }
 }
 
 /// What is kept may be freed by now, and is then missing to the program's allocator.
