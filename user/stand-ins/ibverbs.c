@@ -24,7 +24,7 @@
 #undef ibv_reg_mr_iova
 
 extern int stand_in_is_gpu(const void *addr) __attribute__((weak));
-static unsigned int plain, dma_buf, live, keys;
+static _Atomic unsigned int plain, dma_buf, live, keys;
 static struct ibv_context device;
 
 static int poll_cq(struct ibv_cq *cq, int entries, struct ibv_wc *wc)

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -528,13 +529,57 @@ static void closes(uint64_t at)
 	ibv_close_device(&device);
 }
 
+/* Changes a region and keeps it while it registers the same memory again. */
 static void rereg(uint64_t at)
 {
-	struct ibv_mr *mr = show("buffer", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+	struct ibv_mr *mr = show("buffer", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at), *other;
 	int status = ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, (void *)at, 100, 0);
+	unsigned int counts[3];
 
-	printf("rereg: %d %s, length %zu\n", status, status ? strerrorname_np(errno) : "", mr->length);
+	printf("rereg: %d, length %zu\n", status, mr->length);
+	other = show("buffer", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at);
+	printf("length %zu, then %zu\n", other->length, mr->length);
 	ibv_dereg_mr(mr);
+	ibv_dereg_mr(other);
+	stand_in_counts(counts);
+	printf("kept %u\n", counts[2]);
+}
+
+static int wrong_regions;
+
+/* Registers again and again, and changes what it gets if `length` is another. */
+static void registers(uint64_t at, size_t length)
+{
+	for (int i = 0; i < 1000; i++) {
+		struct ibv_mr *mr = ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE);
+
+		if (mr->length != 5000)
+			__atomic_add_fetch(&wrong_regions, 1, __ATOMIC_RELAXED);
+		if (length != 5000)
+			ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, (void *)at, length, 0);
+		sched_yield();
+		if (mr->length != length)
+			__atomic_add_fetch(&wrong_regions, 1, __ATOMIC_RELAXED);
+		ibv_dereg_mr(mr);
+	}
+}
+
+static void *registers_beside(void *at)
+{
+	registers((uintptr_t)at, 5000);
+	return NULL;
+}
+
+static void rereg_beside(uint64_t at)
+{
+	pthread_t threads[2];
+
+	for (int i = 0; i < 2; i++)
+		pthread_create(threads + i, NULL, registers_beside, (void *)at);
+	registers(at, 100);
+	for (int i = 0; i < 2; i++)
+		pthread_join(threads[i], NULL);
+	printf("wrong regions: %d\n", wrong_regions);
 }
 
 /* Counts the descriptors, except for the one by which a cache watches CUDA. */
@@ -576,7 +621,7 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(uint64_t at);
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
-		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg },
+		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg }, { "rereg-beside", rereg_beside },
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
 		      { "exits", exits }, { "exits-registering", exits_registering }, { "kept", kept }, { "beside", beside }, { "shortage", shortage }, { "restored", restored },
 		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "contexts-go", contexts_go }, { "broken", broken },

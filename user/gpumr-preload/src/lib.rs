@@ -306,7 +306,8 @@ fn from_cache(verbs: &Functions, wanted: &Wanted) -> Option<*mut RawMr> {
     let lease = cached.cache.register(pd, wanted.at, wanted.length as u64, wanted.access).ok()?;
     let mr = lease.mr().as_ptr();
     let mut leases = cached.leases()?;
-    if leases.get(&(mr as usize)).is_some_and(|given| given.lease.is_same(&lease)) {
+    // Another thread may have made it the program's alone, since this one found it.
+    if lease.is_abandoned() || leases.get(&(mr as usize)).is_some_and(|given| given.lease.is_same(&lease)) {
         return None;
     }
     // SAFETY: The program does not have it, so nobody deregistered it; the lease keeps it.
@@ -315,9 +316,7 @@ fn from_cache(verbs: &Functions, wanted: &Wanted) -> Option<*mut RawMr> {
         return None;
     }
     // One that was noted at this address before was deregistered past us.
-    let old = leases.insert(mr as usize, Given { lease, handle, lkey });
-    drop(leases);
-    if let Some(old) = old {
+    if let Some(old) = leases.insert(mr as usize, Given { lease, handle, lkey }) {
         old.lease.abandon();
     }
     Some(mr)
@@ -326,39 +325,47 @@ fn from_cache(verbs: &Functions, wanted: &Wanted) -> Option<*mut RawMr> {
 /// Notes a region that libibverbs has just made. If the cache has one at that address, the program
 /// deregistered that one past us.
 fn made(mr: *mut RawMr) -> *mut RawMr {
-    let old = serving().and_then(|cached| cached.leases()?.remove(&(mr as usize)));
-    if let Some(old) = old {
-        old.lease.abandon();
+    if let Some(mut leases) = serving().and_then(Cached::leases) {
+        if let Some(old) = leases.remove(&(mr as usize)) {
+            old.lease.abandon();
+        }
     }
     mr
 }
 
-/// Returns the lease of a region if it is one of the cache's. Returns `Err` in a child that cannot
-/// know, and, unless it is to `take` the lease, for a region of the cache.
+/// Takes the lease of a region if it is one of the cache's. Returns `Err` in a child that cannot
+/// know.
 ///
 /// # Safety
 ///
 /// `mr` is a region that lives, or null.
-unsafe fn given(mr: *mut RawMr, take: bool) -> Result<Option<Given>, ()> {
+unsafe fn take(mr: *mut RawMr) -> Result<Option<Given>, ()> {
     let Some(cached) = serving() else { return Ok(None) };
-    let mut leases = cached.leases().ok_or(())?;
     // SAFETY: By this function's contract: what has a lease is not null.
     let is = |given: &Given| unsafe { given.is(mr) };
-    match leases.get(&(mr as usize)).map(is) {
-        None => Ok(None),
-        Some(true) if !take => Err(()),
-        Some(same) => {
-            let given = leases.remove(&(mr as usize));
-            drop(leases);
-            match given {
-                Some(given) if !same => {
-                    given.lease.abandon();
-                    Ok(None)
-                }
-                given => Ok(given),
-            }
+    let mut leases = cached.leases().ok_or(())?;
+    match leases.remove(&(mr as usize)) {
+        Some(given) if !is(&given) => {
+            given.lease.abandon();
+            Ok(None)
         }
+        given => Ok(given),
     }
+}
+
+/// Makes a region of the cache the program's alone: it is as if libibverbs had made it for the
+/// program. Returns `false` in a child that cannot know.
+///
+/// # Safety
+///
+/// `mr` is a region that lives, or null.
+unsafe fn give_away(mr: *mut RawMr) -> bool {
+    let Some(cached) = serving() else { return true };
+    let Some(mut leases) = cached.leases() else { return false };
+    if let Some(given) = leases.remove(&(mr as usize)) {
+        given.lease.abandon();
+    }
+    true
 }
 
 /// Implements ibv_reg_mr(3).
@@ -470,7 +477,7 @@ unsafe fn register(wanted: Wanted, plain: impl FnOnce(&Functions) -> *mut RawMr)
 #[no_mangle]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut RawMr) -> c_int {
     // SAFETY: The caller's region.
-    match unsafe { given(mr, true) } {
+    match unsafe { take(mr) } {
         // The lease ends here, and the cache keeps the region. In a child there is nothing to end:
         // what it may mean belongs to its parent.
         Ok(Some(_)) | Err(()) => 0,
@@ -504,7 +511,7 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut c_void) -> c_int {
     unsafe { verbs(context) }.map_or(libc::ENOSYS, |verbs| unsafe { verbs.close(context) })
 }
 
-/// Implements ibv_rereg_mr(3). A region that the cache will keep stays as it is.
+/// Implements ibv_rereg_mr(3). The cache never gives a region out that the program has changed.
 #[no_mangle]
 pub unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut RawMr,
@@ -515,8 +522,8 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     access: c_int,
 ) -> c_int {
     // SAFETY: The caller's region.
-    if unsafe { given(mr, false) }.is_err() {
-        say("ibv_rereg_mr() of a region in the cache: start the program without GPUMR_CACHE");
+    if !unsafe { give_away(mr) } {
+        say("ibv_rereg_mr() in a child of the process that registered the region");
         fail(libc::EOPNOTSUPP);
         return UNCHANGED;
     }

@@ -501,15 +501,26 @@ fn words_that_nobody_gets_are_no_error() {
     assert!(ran.status.success(), "{:?}", ran.status);
 }
 
+/// The program that changed a region deregisters it as it is. Whoever registers the same memory
+/// gets another.
 #[test]
-fn a_region_of_the_cache_is_not_changed() {
+fn with_the_cache_a_region_can_be_changed() {
     let folder = build("rereg", Without::Nothing);
-    let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", "dma-buf")];
-    let (out, said) = run(&folder, "rereg", true, &settings);
-    assert!(out.contains("rereg: -1 EOPNOTSUPP, length 5000\n"), "{out}");
-    assert!(said.contains("start the program without GPUMR_CACHE"), "{said}");
-    let (out, said) = run(&folder, "rereg", true, &[]);
-    assert!(out.contains("rereg: 0 , length 100\n") && said.is_empty(), "{out}{said}");
+    for settings in [&[][..], &CACHE] {
+        let (out, said) = run(&folder, "rereg", true, settings);
+        let lines = "buffer: addr right\nrereg: 0, length 100\nbuffer: addr right\nlength 5000, then 100\n";
+        assert!(out.starts_with(lines) && said.is_empty(), "{settings:?}: {out}{said}");
+        let kept = if settings.is_empty() { 0 } else { 1 };
+        assert!(out.contains(&format!("kept {kept}\ndealloc: 0\n")) && out.contains("live 0\n"), "{out}");
+    }
+}
+
+/// Threads use one buffer, and one of them changes what it gets. Nobody else gets that.
+#[test]
+fn a_changed_region_is_nobody_elses() {
+    let (out, said) = run(&build("rereg-beside", Without::Nothing), "rereg-beside", true, &CACHE);
+    assert!(out.starts_with("wrong regions: 0\ndealloc: 0\n") && said.is_empty(), "{out}{said}");
+    assert!(out.contains("live 0\n"), "{out}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::word::{End, Word};
 use std::cell::UnsafeCell;
 use std::ops::Deref;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
 
 /// The size of a GPU page in BAR1.
 const GPU_PAGE: u64 = 64 << 10;
@@ -92,6 +93,8 @@ pub(crate) struct Entry<G: Gpu, V: Verbs> {
     pub(crate) keys: (u32, u32),
     pub(crate) cache: Weak<Inner<G, V>>,
     pub(crate) identity: Identity,
+    /// Whether the region is no longer the cache's.
+    pub(crate) abandoned: AtomicBool,
     alive: UnsafeCell<Option<Alive<G, V>>>,
 }
 
@@ -128,6 +131,7 @@ impl<G: Gpu, V: Verbs> Entry<G, V> {
             keys: parts.keys,
             cache: parts.cache,
             identity: parts.identity,
+            abandoned: AtomicBool::new(false),
             alive: UnsafeCell::new(None),
         });
         let alive = Alive { region: parts.region, _own: entry.clone() };

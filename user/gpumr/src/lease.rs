@@ -8,6 +8,7 @@ use crate::range::Range;
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 
 /// A registration, held until drop: it is not evicted, and its memory stays. Several leases may
 /// share one.
@@ -105,16 +106,24 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
         ManuallyDrop::new(unsafe { Self::from_raw(raw) })
     }
 
-    /// Ends the lease of a region that somebody deregistered past the cache. Nobody gets the region
-    /// again, and the cache never deregisters it, because another region may have its address by
-    /// now.
+    /// Ends the lease of a region that is no longer the cache's: somebody deregistered it past the
+    /// cache, or will change it. Nobody gets the region again, and the cache never deregisters it,
+    /// because another region may have its address by now.
     #[doc(hidden)]
     pub fn abandon(self) {
+        self.entry.abandoned.store(true, Ordering::Relaxed);
         if let Some(cache) = self.entry.cache.upgrade() {
             cache.detach(&self.entry);
         }
         // The entry keeps this lease for ever, and so does not end.
         std::mem::forget(self);
+    }
+
+    /// Returns whether somebody abandoned a lease of the same region. The caller sees to the order of
+    /// the two calls.
+    #[doc(hidden)]
+    pub fn is_abandoned(&self) -> bool {
+        self.entry.abandoned.load(Ordering::Relaxed)
     }
 
     /// Ends the lease of a region that no longer works: the module revoked it, or its NIC is gone.

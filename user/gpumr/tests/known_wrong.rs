@@ -779,6 +779,25 @@ fn what_is_in_use_is_no_part_of_what_may_stay_unused() {
     assert_eq!([1, 2].map(|n| region(&world, &cache, blocks[n])), keys, "what went left its place");
 }
 
+/// A region was deregistered past the cache, or the program is about to change it. A thread that has
+/// just got the same region can tell, and the next registration is another.
+#[test]
+fn who_shares_a_region_that_was_given_away_can_tell() {
+    let world = World::default();
+    let cache = cache(&world);
+    let block = world.allocate(2).unwrap();
+    let lease = || cache.register(0, block.start(), block.length(), 1).unwrap();
+    let (first, other) = (lease(), lease());
+    assert!(first.is_same(&other) && !other.is_abandoned());
+    let key = other.lkey();
+    first.abandon();
+    assert!(other.is_abandoned());
+    let next = lease();
+    assert!(!next.is_same(&other) && !next.is_abandoned());
+    drop(other);
+    assert!(world.is_alive(key), "the cache never deregisters it");
+}
+
 #[test]
 fn bad_input_is_named() {
     let world = World::default();
