@@ -30,7 +30,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "gpus.present",
         "Which GPUs of NVIDIA's sysfs shows, and which driver each belongs to.",
-        "Without a GPU there is nothing to register. A GPU of another driver (vfio-pci) is somebody else's, and NVIDIA gives GeForce boards no GPUDirect RDMA.",
+        "Without a GPU there is nothing to register. A GPU of another driver (VFIO, for a virtual machine) is somebody else's, and NVIDIA gives GeForce boards no GPUDirect RDMA.",
     ),
     entry(
         "fabric.rdma",
@@ -44,8 +44,8 @@ pub const CHECKS: [Entry; 80] = [
     ),
     entry(
         "fabric.gid",
-        "Whether an Ethernet port that is active has a GID of an interface in this network namespace.",
-        "RoCE connects by the addresses of network interfaces. A pod that was given the RDMA device and no interface of it registers memory and cannot connect; InfiniBand needs none.",
+        "Whether an Ethernet port that is active has a GID of an interface in this network namespace, and speaks RoCE.",
+        "Most programs do not connect by iWARP. RoCE connects by the addresses of network interfaces. A pod that was given the RDMA device and no interface of it registers memory and cannot connect; InfiniBand needs none.",
     ),
     entry(
         "driver.loaded",
@@ -225,7 +225,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "gpus.context",
         "Whether CUDA makes a context on each GPU that nvidia.ko has.",
-        "It does not on one that is excluded (NVreg_ExcludedGpus), has MIG on and no instance, or is in compute mode Prohibited, whatever way a program takes.",
+        "It does not on one that is excluded (NVreg_ExcludedGpus), has MIG on and no instance, or none whose nodes in /dev/nvidia-caps this process may open, or is in compute mode Prohibited, whatever way a program takes.",
     ),
     entry(
         "gpus.recovery",
@@ -235,7 +235,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "gpus.nodes",
         "Whether /dev/nvidiactl exists, and in a container /dev/nvidia-uvm.",
-        "CUDA opens both; a container without the first has no GPU.",
+        "CUDA opens both; a container without the first has no GPU, and a service with PrivateDevices= neither.",
     ),
     entry(
         "gpus.dma_buf",

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The environment of a process, and the files that NCCL and UCX add to it.
 
-use crate::launcher::{self, EnvFile, Launched};
+use crate::consumer;
+use crate::launcher::{self, Launched};
 use crate::root::{Missing, Root};
 use crate::topology_file::Topology;
 use crate::ucx_conf::{Files, Places};
@@ -11,6 +12,10 @@ use std::ffi::OsString;
 
 /// Variables by name.
 pub type Variables = BTreeMap<String, String>;
+
+/// The beginnings of the names of variables by which verdicts go.
+pub const OURS: [&str; 9] =
+    ["NCCL_", "UCX_", "NVSHMEM_", "FI_", "MC_", "OMPI_MCA_", "WITH_NVIDIA_PEERMEM", consumer::VISIBLE, consumer::ORDER];
 
 /// The environment that is meant if nobody names another.
 const OWN: &str = "this shell";
@@ -41,6 +46,8 @@ pub struct Environment {
     nccl: Vec<(String, Variables)>,
     /// The file from which NCCL takes the distances, if somebody names one.
     pub topology: Option<TopologyFile>,
+    /// The file of a network plugin that NCCL takes where no variable names one.
+    pub nccl_plugin: Option<String>,
     /// UCX's files.
     ucx: Files,
 }
@@ -62,9 +69,10 @@ impl<'a> Given<'a> {
 
     /// Returns the variable with its value, and with its file if it is of one.
     pub fn words(&self) -> String {
+        let value = self.value.replace('\r', "<CR>");
         match self.is_of_file {
-            true => format!("{}={} of {}", self.name, self.value, self.place),
-            false => format!("{}={}", self.name, self.value),
+            true => format!("{}={value} of {}", self.name, self.place),
+            false => format!("{}={value}", self.name),
         }
     }
 
@@ -143,6 +151,10 @@ impl Environment {
             ..Places::default()
         };
         let mut environment = Self::new(root, format!("process {pid} ({comm})"), variables, home, places);
+        if launcher::starts_others(&comm) {
+            let note = format!("not understood: process {pid} is {comm}, which starts programs with variables of their own: name a process of the program");
+            environment.not_understood.push(note);
+        }
         if elsewhere && root.names(&format!("{below}/")).is_empty() {
             let note = format!("not understood: process {pid} has other files than this shell, and its NCCL's and UCX's cannot be read: run this as root");
             environment.not_understood.push(note);
@@ -155,25 +167,7 @@ impl Environment {
     pub fn of_command(root: &Root, words: &[String]) -> Self {
         let own = Self::own(root).variables;
         let own_home = own_home(root, &own);
-        let mut launched = Launched::read(own, words, root.is_live());
-        for file in std::mem::take(&mut launched.files) {
-            let (EnvFile::Plain(name) | EnvFile::Script(name)) = &file;
-            let Ok(text) = root.text(name) else {
-                launched.not_understood.push(format!("not understood: {name}, which cannot be read"));
-                continue;
-            };
-            let read = match file {
-                EnvFile::Plain(_) => Ok(text.lines().filter_map(|line| assignment(line.trim_start())).collect()),
-                EnvFile::Script(_) => of_script(&text),
-            };
-            match read {
-                // The command line wins over a file.
-                Ok(read) => read.into_iter().for_each(|(name, value)| {
-                    launched.variables.entry(name).or_insert(value);
-                }),
-                Err(line) => launched.not_understood.push(format!("not understood: {name} with {line}")),
-            }
-        }
+        let launched = Launched::read(root, own, own_folder(root), words);
         let home = match &launched.user {
             Some(user) => home_of(root, "", user),
             None => own_home,
@@ -182,7 +176,12 @@ impl Environment {
             Some(_) => home.clone(),
             None => launched.variables.get("HOME").cloned(),
         };
-        let places = Places { home: home_of_ucx, working_directory: own_folder(root), ..Places::default() };
+        let places = Places {
+            home: home_of_ucx,
+            working_directory: launched.folder,
+            is_unknown: launched.is_elsewhere,
+            ..Places::default()
+        };
         let mut environment = Self::new(root, "that command line".to_owned(), launched.variables, home, places);
         environment.not_understood.splice(0..0, launched.not_understood);
         environment
@@ -198,10 +197,10 @@ impl Environment {
         let is_unread = |file: &&String| {
             !file.starts_with('/') && !below.is_empty() || root.text(&format!("{below}{file}")).is_err()
         };
-        if let Some(file) = named.as_ref().filter(is_unread) {
+        if let Some(file) = named.as_ref().filter(|_| !places.is_unknown).filter(is_unread) {
             not_understood.push(format!("not understood: NCCL_CONF_FILE={file}, which cannot be read"));
         }
-        let files = named.or(home).into_iter().chain(["/etc/nccl.conf".to_owned()]);
+        let files = named.or(home).into_iter().chain(["/etc/nccl.conf".to_owned()]).filter(|_| !places.is_unknown);
         let mut read = |file: String| {
             let text = match root.text(&format!("{below}{file}")) {
                 Ok(text) => text,
@@ -212,10 +211,10 @@ impl Environment {
                     return None;
                 }
             };
-            // As setEnvFile() in src/misc/param.cc reads it: blanks belong to names and values, and the first line
-            // with a name wins.
+            // As setEnvFile() in src/misc/param.cc reads it: blanks and carriage returns belong to names and values, and the
+            // first line with a name wins.
             let mut variables = Variables::new();
-            for (name, value) in text.lines().filter(|line| !line.starts_with('#')).filter_map(assignment) {
+            for (name, value) in text.split('\n').filter(|line| !line.starts_with('#')).filter_map(assignment) {
                 variables.entry(name).or_insert(value);
             }
             Some((file, variables))
@@ -224,7 +223,7 @@ impl Environment {
         // NCCL takes this file where nobody names another. In an image /var/run is a link that leads out of it.
         let in_image = VIRTUAL_TOPOLOGY.strip_prefix("/var").filter(|_| !below.is_empty());
         let virtual_topology = in_image.unwrap_or(VIRTUAL_TOPOLOGY);
-        if root.exists(&format!("{below}{virtual_topology}")) {
+        if !places.is_unknown && root.exists(&format!("{below}{virtual_topology}")) {
             let topology = ("NCCL_TOPO_FILE".to_owned(), virtual_topology.to_owned());
             nccl.push(("NCCL's own defaults".to_owned(), [topology].into_iter().collect()));
         }
@@ -232,7 +231,10 @@ impl Environment {
         let ucx = Files::read(root, &places);
         let below = places.below.as_str();
         let is_chosen = whose != OWN;
-        let mut environment = Self { is_chosen, whose, not_understood, nccl, variables, topology: None, ucx };
+        let nccl_plugin = nccl_plugin(root, below, variables.get("LD_LIBRARY_PATH").map_or("", String::as_str));
+        let nccl_plugin = nccl_plugin.filter(|_| !places.is_unknown);
+        let mut environment =
+            Self { is_chosen, whose, not_understood, nccl, nccl_plugin, variables, topology: None, ucx };
         environment.topology = environment.topology_file(root, below);
         environment
     }
@@ -251,8 +253,6 @@ impl Environment {
     /// Says whom a verdict is for: the one whose environment it is, or nobody in particular if that
     /// environment sets nothing.
     pub fn judged_for(&self) -> String {
-        const OURS: [&str; 7] =
-            ["NCCL_", "UCX_", "NVSHMEM_", "FI_", "MC_", "WITH_NVIDIA_PEERMEM", crate::consumer::VISIBLE];
         let mut names = self.variables.keys().chain(self.nccl.iter().flat_map(|(_, variables)| variables.keys()));
         match self.ucx.decide() || names.any(|name| OURS.iter().any(|prefix| name.starts_with(prefix))) {
             true => format!("for {}", self.whose),
@@ -342,22 +342,31 @@ fn home_of(root: &Root, below: &str, user: &str) -> Option<String> {
     user.get(5).filter(|home| !home.is_empty()).map(|home| (*home).to_owned())
 }
 
-/// Returns the variables that a script of nothing but assignments sets, or the line that is more.
-fn of_script(text: &str) -> Result<Variables, String> {
-    let mut variables = Variables::new();
-    for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        let more = || line.to_owned();
-        let words = launcher::split(line);
-        let words = if words.first().is_some_and(|word| word == "export") { words.get(1..) } else { Some(&*words) };
-        if line.contains(['$', '`', ';', '&', '|', '(', '\\']) {
-            return Err(more());
-        }
-        for word in words.unwrap_or_default() {
-            let (name, value) = assignment(word).ok_or_else(more)?;
-            variables.insert(name, value);
-        }
-    }
-    Ok(variables)
+/// The name of the library that NCCL looks for, and folders of the system in which the linker finds it.
+const PLUGIN: &str = "libnccl-net.so";
+const LIBRARIES: [&str; 8] = [
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+];
+/// The folder whose files name other folders of the linker's.
+pub const LINKER: &str = "/etc/ld.so.conf.d";
+
+/// Returns the network plugin that the linker finds for NCCL. Those of Amazon's are judged by themselves.
+pub fn nccl_plugin(root: &Root, below: &str, paths: &str) -> Option<String> {
+    let files = root.names(&format!("{below}{LINKER}")).into_iter();
+    let texts = files.filter_map(|file| root.text(&format!("{below}{LINKER}/{file}")).ok());
+    let configured: Vec<String> =
+        texts.flat_map(|text| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>()).collect();
+    let named = paths.split(':').map(str::to_owned).chain(configured).filter(|folder| folder.starts_with('/'));
+    let mut all = named.chain(LIBRARIES.map(str::to_owned)).map(|folder| format!("{folder}/{PLUGIN}"));
+    let file = all.find(|file| root.exists(&format!("{below}{file}")))?;
+    (!consumer::OFI_PLUGINS.contains(&file.as_str())).then_some(file)
 }
 
 /// Reads `NAME=VALUE`.

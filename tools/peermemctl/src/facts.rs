@@ -56,6 +56,15 @@ pub const DRIVER_TOO_OLD: Rule = rule(
     "older than this project's module is written for",
     "docs/facts.md of this project",
 );
+/// The architectures that this project's module is written for.
+pub const ARCHITECTURES: [&str; 2] = ["x86_64", "aarch64"];
+pub const BRINGS_PEERMEM: Rule = rule(
+    "nvidia.ko",
+    Some("470"),
+    None,
+    "the driver brings nvidia-peermem; before, the client of the peer-memory API is Mellanox's nv_peer_mem (package nvidia-peer-memory-dkms)",
+    "README of driver 470.57.02 (nvidia-peermem); openucx/ucx#7072; github.com/Mellanox/nv_peer_memory",
+);
 pub const LAST_OF_KEPLER: Rule = rule(
     "nvidia.ko",
     Some("495"),
@@ -129,6 +138,15 @@ pub const TOPOLOGY: Rule = rule(
     None,
     "the driver's check of the PCI topology is made for peer memory and dma-buf alike: on a chipset that it does not approve of, GPU and NIC need a common switch, but for GPUs with a coherent link and in virtual machines",
     "nv_grdma_pci_topology_supported in kernel-open/nvidia/nv-pci.c of open-gpu-kernel-modules 580, called by nv-p2p.c and nv-dmabuf.c",
+);
+/// The word in the name of a desktop's processor (model name in /proc/cpuinfo).
+pub const DESKTOP_WORD: &str = "Core(TM)";
+pub const DESKTOP_CHIPSET: Rule = rule(
+    "chipset",
+    None,
+    None,
+    "on a desktop's chipset (Intel Core) a NIC below another root port than the GPU may write GPU memory and fail to read it, and nothing logs that",
+    "NVIDIA/open-gpu-kernel-modules#1253 (Core Ultra 9 285K, Z890)",
 );
 pub const DATA_DIRECT: Rule =
     rule("Linux", Some("6.12"), None, "mlx5_ib knows Data Direct", "drivers/infiniband/hw/mlx5/data_direct.c");
@@ -269,6 +287,13 @@ pub const MLX5_UMR: Rule = rule(
     "a function without UMR (its firmware has umr_modify_entity_size disabled, as some virtual functions have) refuses each dma-buf with EINVAL; nothing in /sys tells, peermemctl selftest does",
     "mlx5_ib_reg_user_mr_dmabuf() and mlx5r_umr_can_load_pas() in drivers/infiniband/hw/mlx5",
 );
+pub const IWARP: Rule = rule(
+    "iWARP",
+    None,
+    None,
+    "its queue pairs are connected by the RDMA connection manager alone (perftest -R, libfabric): NCCL, UCX, NVSHMEM and Mooncake connect theirs by numbers that they exchange themselves",
+    "openucx/ucx#2507 and #3178, open-mpi/ompi#7861; ncclIbRtrQp in src/transport/net_ib.cc of NCCL",
+);
 pub const OFED_API: Rule = rule(
     "OFED",
     Some("25.10"),
@@ -388,8 +413,9 @@ pub fn is_backported(release: &str) -> bool {
 }
 
 /// All rules, for the page of checks.
-pub const ALL: [&Rule; 43] = [
+pub const ALL: [&Rule; 46] = [
     &DRIVER_TOO_OLD,
+    &BRINGS_PEERMEM,
     &LAST_OF_KEPLER,
     &DISPLAY_MODES,
     &DRIVER_64K,
@@ -397,6 +423,7 @@ pub const ALL: [&Rule; 43] = [
     &TOPOLOGY_DENIED,
     &FORCED_PCIE_COHERENT,
     &TOPOLOGY,
+    &DESKTOP_CHIPSET,
     &PERSISTENT_OF_PARTS,
     &CDMM,
     &DATA_DIRECT,
@@ -424,6 +451,7 @@ pub const ALL: [&Rule; 43] = [
     &MOONCAKE_PLAIN,
     &DEEPEP_NVSHMEM,
     &NCCL_FORCED_PCIE,
+    &IWARP,
     &OFED_API,
     &VERA_RUBIN,
     &EFA_FAMILIES,

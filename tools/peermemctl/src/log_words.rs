@@ -7,7 +7,7 @@
 /// arch/arm64/mm/fault.c of 7.2. "kernel BUG at" of lib/bug.c's callers, "Internal error" of
 /// arch/arm64/kernel/traps.c, and the stalls of kernel/rcu/tree_stall.h come before such lines,
 /// too.
-pub const FAULTS: [(&str, &str); 11] = [
+pub const FAULTS: [(&str, &str); 13] = [
     ("BUG: soft lockup", STUCK),
     // Older kernels have no processor's number before it.
     ("Watchdog detected hard LOCKUP", STUCK),
@@ -19,7 +19,10 @@ pub const FAULTS: [(&str, &str); 11] = [
     ("Internal error: ", FAULTED),
     ("self-detected stall", STUCK),
     ("detected stalls", STUCK),
-    ("Oops", FAULTED),
+    // "Oops: 0000 [#1] SMP", "Oops [#1]", "Oops - BUG: 0 [#1]"; a program may have a name that begins so.
+    ("Oops: ", FAULTED),
+    ("Oops [", FAULTED),
+    ("Oops - ", FAULTED),
 ];
 /// The meaning of a fault that may be over when it is read.
 pub const STUCK: &str = "a processor did not come out of";
@@ -56,6 +59,13 @@ pub const ACS_VIOLATION: [&str; 2] = ["ACSViol", "ACS Violation"];
 /// kernels write the command in small letters.
 pub const MAKES_KEY: [&str; 2] = ["CREATE_MKEY(", "create_mkey("];
 pub const FAILED_STATUS: &str = "failed, status ";
+
+/// Returns whether a line says that a driver gave a device up: really_probe() and call_driver_probe() of
+/// drivers/base/dd.c, which older kernels write with the device last, and mlx5's own.
+pub fn is_failed_probe(line: &str) -> bool {
+    line.contains("failed with error")
+        && ["probe of ", "probe with driver ", "probe_one"].iter().any(|word| line.contains(word))
+}
 
 /// The function of nvidia.ko that warns where it has lost a GPU that it is to give back.
 pub const LOST_GPU: &str = "nvidia_dev_put_uuid";
@@ -157,6 +167,7 @@ pub fn is_on_topic(line: &str) -> bool {
         || line.contains(PCIE_RECOVERED)
         || has(&ACS_VIOLATION)
         || is_pcie_error(line)
+        || is_failed_probe(line)
         || has(&["BUG", "LOCKUP", "handle", "fault", "Oops", "Internal", "stall"])
             && FAULTS.iter().any(|(head, _)| line.contains(head))
         || blocked_task(line).is_some()
@@ -209,6 +220,7 @@ mod tests {
         assert!([PCIE_RECOVERED, PCIE_FAILED].iter().all(|words| is_on_topic(&format!("AER: d{words}"))));
         assert!(is_on_topic("RIP: 0010:mlx5_ib_invalidate_range+0x1d0/0x5e0 [mlx5_ib]"));
         assert!(is_on_topic("4,902,90000002,-;WARNING: mm/memory.c:1 at f+0x1/0x2, CPU#3: x/77"));
+        assert!(is_on_topic("ice 0000:18:00.0: probe with driver ice failed with error -5"));
         assert!(!is_on_topic("Kernel command line: root=/dev/nvidia") && !is_on_topic("usb 1-1: new device"));
     }
 }

@@ -2,6 +2,8 @@
 //! Everything that the verdicts need, read once.
 
 use crate::doctor::devices::{self, Giver};
+use crate::doctor::driver;
+use crate::doctor::limits;
 use crate::facts;
 use crate::kernel::{self, Loaded};
 use crate::module_file::{self, Maker, ModuleFile};
@@ -54,6 +56,8 @@ pub struct Machine<'a> {
     pub driver: Option<Driver>,
     pub devices: Vec<Device>,
     pub rdma: Vec<RdmaDevice>,
+    /// The RDMA devices by which NVSwitches are managed. They are no NICs, and not among the others.
+    pub switch_managers: Vec<RdmaDevice>,
     /// The facts that the files of the RDMA devices' drivers tell, by module, if they can be read.
     pub drivers: BTreeMap<String, NicDriver>,
     /// The module file that modprobe would load.
@@ -79,6 +83,8 @@ pub enum NoContext {
     Excluded,
     /// MIG is on, and no instance was made.
     WithoutInstance,
+    /// MIG is on, and this process may open the nodes of no instance.
+    InstanceNotGiven,
     /// Its compute mode forbids contexts.
     Prohibited,
 }
@@ -89,6 +95,9 @@ impl NoContext {
         match self {
             Self::Excluded => "is excluded (NVreg_ExcludedGpus of nvidia.ko), so that no program can open it",
             Self::WithoutInstance => "has MIG on and no instance that CUDA finds, so that no program can use it",
+            Self::InstanceNotGiven => {
+                "has MIG on, and this process may open no instance of it in /dev/nvidia-caps, so that CUDA finds none"
+            }
             Self::Prohibited => "is in compute mode Prohibited, in which CUDA makes no context on it",
         }
     }
@@ -112,7 +121,11 @@ impl<'a> Machine<'a> {
         let chosen = release.as_deref().and_then(|release| module_file::chosen(root, release, NAME));
         let file = chosen.and_then(|path| ModuleFile::read(root, &path).ok());
         let stats = peermem::stats(root);
-        let rdma = rdma::devices(root);
+        let devices = pci::devices(root);
+        // Vital product data takes its time, so it is read where there may be such devices.
+        let may_manage = nvidia::gpus(&devices).into_iter().any(nvidia::may_have_nvlink5);
+        let manages = |nic: &RdmaDevice| may_manage && rdma::manages_switches(root, nic) == Some(true);
+        let (switch_managers, rdma): (Vec<_>, Vec<_>) = rdma::devices(root).into_iter().partition(manages);
         let drivers = nic_drivers(root, release.as_deref(), &rdma);
         let (log, log_cut) = kernel::log(root);
         let (log_times, log) = match log {
@@ -136,7 +149,8 @@ impl<'a> Machine<'a> {
             log,
             log_times,
             log_cut,
-            devices: pci::devices(root),
+            devices,
+            switch_managers,
             registrations: peermem::registrations(root),
             failures: peermem::failures(root),
             callbacks: peermem::callbacks(root),
@@ -207,6 +221,23 @@ impl<'a> Machine<'a> {
         Some(self.root.names(&folder).iter().filter(|name| name.starts_with("gi")).any(is_usable))
     }
 
+    /// Returns the nodes of a GPU's MIG instances if this process may open those of no instance. On a host, those that
+    /// are not there are made when a program asks for them.
+    pub fn instances_not_given(&self, gpu: &Device) -> Option<Vec<String>> {
+        let is_closed = |node: &String| match self.root.exists(node) {
+            true => self.root.forbidden_to_read(node).is_some(),
+            false => self.setting.container.is_some(),
+        };
+        let finds_one = || self.told(gpu).is_some_and(|told| told.has_mig_device) || way::has_been_pinned(self, gpu);
+        let all = nvidia::mig_nodes(self.root, &gpu.address);
+        let are_closed = !all.is_empty() && all.iter().all(|nodes| nodes.iter().any(is_closed));
+        (are_closed && !limits::may_administer(self.root) && !finds_one()).then(|| {
+            let mut nodes: Vec<String> = all.into_iter().flatten().collect();
+            nodes.dedup();
+            nodes
+        })
+    }
+
     /// Returns whether a GPU has MIG on, and nothing tells whether it has an instance.
     pub fn may_lack_instance(&self, gpu: &Device) -> bool {
         self.is_mig(gpu) && self.has_mig_device(gpu).is_none()
@@ -222,6 +253,9 @@ impl<'a> Machine<'a> {
             None
         } else if self.is_mig(gpu) && self.has_mig_device(gpu) == Some(false) {
             Some(NoContext::WithoutInstance)
+        } else if self.is_mig(gpu) && self.was_given_gpu(gpu) != Some(false) && self.instances_not_given(gpu).is_some()
+        {
+            Some(NoContext::InstanceNotGiven)
         } else {
             (mode() == Some("Prohibited")).then_some(NoContext::Prohibited)
         }
@@ -243,9 +277,10 @@ impl<'a> Machine<'a> {
         self.encrypted.as_ref().map(|seen| format!("the memory of this virtual machine is encrypted ({seen})"))
     }
 
-    /// Returns what builds or installs this project's module here.
+    /// Returns what builds or installs this project's module here, or another client where that is not written for
+    /// this machine.
     pub fn install_it(&self) -> String {
-        self.setting.install_it(self.dma_buf())
+        driver::other_client(self).unwrap_or_else(|| self.setting.install_it(self.dma_buf()))
     }
 
     /// Returns why no NIC gets memory of a GPU for its class, and what to do instead, unless some is pinned.
@@ -274,9 +309,9 @@ impl<'a> Machine<'a> {
     }
 
     /// Returns whether nothing keeps devices of this machine from this process: neither a container nor a device
-    /// cgroup, as a job of Slurm has one.
+    /// cgroup, as a job of Slurm has one, nor a /dev of a service's own.
     pub fn has_all_devices(&self) -> bool {
-        self.setting.container.is_none() && self.forbidden.is_empty()
+        self.setting.container.is_none() && self.forbidden.is_empty() && !devices::is_without_devices(self)
     }
 
     /// Returns that a device was not given to this process, in words; `folder` has the node of it.
@@ -288,20 +323,29 @@ impl<'a> Machine<'a> {
         format!("this {} was not given {device} ({why})", Giver::of(self).word())
     }
 
-    /// Returns whether this process was given a GPU: the kernel shows a container and a job all of the host's, and
-    /// only those nodes in /dev tell that may be opened. `None` if nothing tells which node is whose.
-    pub fn was_given_gpu(&self, gpu: &Device) -> Option<bool> {
+    /// Returns the numbers of those nodes of GPUs that this process may open, `None` if it has all GPUs: the kernel
+    /// shows a container and a job all of the host's, and only nodes in /dev tell.
+    fn open_gpus(&self) -> Option<Vec<u32>> {
         if self.has_all_devices() {
-            return Some(true);
+            return None;
         }
         let nodes = self.root.names("/dev").into_iter().filter_map(|name| name.strip_prefix("nvidia")?.parse().ok());
         let all: Vec<u32> = nodes.collect();
         let is_open = |number: &&u32| !self.forbidden.contains(&format!("/dev/nvidia{number}"));
         let nodes: Vec<u32> = all.iter().filter(is_open).copied().collect();
-        let is_host = self.setting.container.is_none() && nodes.len() == all.len();
-        if is_host || nodes.len() >= self.gpus().len() {
-            return Some(true);
-        }
+        let has_host_dev = self.setting.container.is_none() && !devices::is_without_devices(self);
+        let is_host = has_host_dev && nodes.len() == all.len();
+        (!is_host && nodes.len() < self.gpus().len()).then_some(nodes)
+    }
+
+    /// Returns how many GPUs this process was given.
+    pub fn gpus_given(&self) -> usize {
+        self.open_gpus().map_or(self.gpus().len(), |nodes| nodes.len())
+    }
+
+    /// Returns whether this process was given a GPU; `None` if nothing tells which node is whose.
+    pub fn was_given_gpu(&self, gpu: &Device) -> Option<bool> {
+        let Some(nodes) = self.open_gpus() else { return Some(true) };
         let minor = nvidia::minor(self.root, &gpu.address);
         match minor {
             Some(minor) => Some(nodes.contains(&minor)),
@@ -334,9 +378,22 @@ impl<'a> Machine<'a> {
         Some(nodes.contains(&node))
     }
 
-    /// Returns whether this machine has NVSwitches, whose class is that of a bridge of no known kind.
+    /// Returns whether this machine has NVSwitches: PCI functions whose class is that of a bridge of no known kind, or
+    /// with NVLink 5 devices that manage them.
     pub fn has_nvswitch(&self) -> bool {
-        self.devices.iter().any(|device| device.vendor == nvidia::NVIDIA && device.kind() == 0x0680)
+        let is_switch = |device: &Device| device.vendor == nvidia::NVIDIA && device.kind() == 0x0680;
+        !self.switch_managers.is_empty() || self.devices.iter().any(is_switch)
+    }
+
+    /// Returns whether an RDMA device may be one that manages NVSwitches, where only root may read that: four functions
+    /// of one card beside GPUs with NVLink 5, and no NVSwitch to be seen.
+    pub fn may_manage_switches(&self, nic: &RdmaDevice) -> bool {
+        let card = |nic: &RdmaDevice| nic.pci.as_deref()?.rsplit_once('.').map(|(card, _)| card.to_owned());
+        let of_card = || self.rdma.iter().filter(|other| card(other).is_some() && card(other) == card(nic));
+        !self.has_nvswitch()
+            && self.gpus().into_iter().any(nvidia::may_have_nvlink5)
+            && of_card().count() == 4
+            && rdma::manages_switches(self.root, nic).is_none()
     }
 
     /// Returns whether this machine shows that a GPU has a coherent link to its processor: by the root port of Grace

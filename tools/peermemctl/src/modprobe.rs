@@ -94,6 +94,18 @@ pub fn blocked(root: &Root, module: &str) -> Option<(Line, Block)> {
     of_kernel().or_else(|| lines(root, &MODPROBE).into_iter().find_map(of_line)).or_else(of_modprobe)
 }
 
+/// Returns the module, with underscores, that an `install` line loads in the place of another one:
+/// `install nvidia-peermem modprobe nvidia ; modprobe -i nvidia-current-peermem $CMDLINE_OPTS`.
+pub fn installed_as(root: &Root, module: &str) -> Option<String> {
+    let of_line = |line: Line| {
+        let mut words = line.text.split_ascii_whitespace();
+        let is_it = words.next() == Some("install") && is(words.next(), module);
+        let mut words = words.skip_while(|word| !["-i", "--ignore-install"].contains(word)).skip(1);
+        words.next().filter(|_| is_it).map(|other| other.replace('-', "_"))
+    };
+    lines(root, &MODPROBE).into_iter().find_map(of_line)
+}
+
 /// Returns whether the command of an `install` line loads nothing, with a shell around it or not.
 fn loads_nothing(command: &str) -> bool {
     const IDLE: [&str; 6] = ["false", "true", ":", "exit", "echo", "logger"];

@@ -2,6 +2,7 @@
 //! Module files on disk: which one modprobe would load, and what is in it.
 
 use crate::kernel::modules_dir;
+use crate::modprobe;
 use crate::root::Root;
 use anyhow::{bail, Context, Result};
 use object::{Object, ObjectSection, ObjectSymbol, SymbolSection};
@@ -180,16 +181,19 @@ fn signer(image: &[u8]) -> Option<String> {
 }
 
 /// Returns the file that modprobe would load for `name` (with underscores) on `release`, from
-/// depmod's list.
+/// depmod's list. Debian gives the files of the GPU driver other names, to which install lines lead.
 pub fn chosen(root: &Root, release: &str, name: &str) -> Option<String> {
     let dir = modules_dir(release);
     let list = root.text(&format!("{dir}/modules.dep")).ok()?;
-    list.lines().filter_map(|line| line.split_once(':')).map(|(file, _)| file).find(|file| is_module(file, name)).map(
-        |file| match file.starts_with('/') {
-            true => file.to_owned(),
-            false => format!("{dir}/{file}"),
-        },
-    )
+    let of = |name: &str| {
+        let mut files = list.lines().filter_map(|line| line.split_once(':')).map(|(file, _)| file);
+        files.find(|file| is_module(file, name))
+    };
+    let file = of(name).or_else(|| of(&modprobe::installed_as(root, name)?))?;
+    Some(match file.starts_with('/') {
+        true => file.to_owned(),
+        false => format!("{dir}/{file}"),
+    })
 }
 
 /// Returns every file of that name below the modules of `release`.
@@ -212,7 +216,8 @@ pub fn all(root: &Root, release: &str, name: &str) -> Vec<String> {
     found
 }
 
-fn is_module(path: &str, name: &str) -> bool {
+/// Returns whether a file is that of a module.
+pub fn is_module(path: &str, name: &str) -> bool {
     let file = path.rsplit('/').next().unwrap_or(path);
     let Some((stem, rest)) = file.split_once('.') else { return false };
     stem.replace('-', "_") == name && matches!(rest, "ko" | "ko.xz" | "ko.gz" | "ko.zst")

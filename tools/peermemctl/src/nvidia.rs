@@ -170,6 +170,12 @@ pub fn has_open_modules(gpu: &Device) -> bool {
     gpu.vendor != NVIDIA || gpu.device >= 0x1e00
 }
 
+/// Returns whether a GPU may be one with NVLink 5, whose NVSwitches are no PCI functions: those of Blackwell for data
+/// centres and later ones, whose ids begin with 2900.
+pub fn may_have_nvlink5(gpu: &Device) -> bool {
+    gpu.vendor == NVIDIA && gpu.kind() == 0x0302 && gpu.device >= 0x2900
+}
+
 /// The lines of nvidia-smi -q that stand in no block, or in one of which nothing else is looked at.
 pub const LINES: [&str; 8] = [
     "Compute Mode",
@@ -190,6 +196,35 @@ pub fn mig_folder(root: &Root, address: &str) -> Option<String> {
     Some(format!("/proc/driver/nvidia/capabilities/gpu{}/mig", minor(root, address)?))
 }
 
+/// The file that has the minor number of each capability's node: `gpu0/gi1/ci0/access 13`. It has those of instances
+/// that were not made, too.
+pub const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
+/// The folder of these nodes, and the beginning of their names.
+pub const CAPS: &str = "/dev/nvidia-caps";
+pub const CAP: &str = "nvidia-cap";
+
+/// Returns the nodes that a program opens to use a MIG instance of the GPU at `address`, for each instance with a
+/// compute instance that was made: that of the first and that of the second.
+pub fn mig_nodes(root: &Root, address: &str) -> Vec<[String; 2]> {
+    let (Some(folder), Some(gpu)) = (mig_folder(root, address), minor(root, address)) else { return Vec::new() };
+    let minors = root.text_once(MIG_MINORS).unwrap_or_default();
+    let node = |capability: String| {
+        let number = minors.lines().find_map(|line| line.strip_prefix(&capability)?.strip_prefix(' '))?;
+        Some(format!("{CAPS}/{CAP}{}", number.trim()))
+    };
+    let named = |folder: &str, start: &str| {
+        root.names(folder).into_iter().filter(|name| name.starts_with(start)).collect::<Vec<_>>()
+    };
+    let of_instance = |gi: String| {
+        let all = named(&format!("{folder}/{gi}"), "ci").into_iter();
+        let nodes = all.filter_map(|ci| {
+            Some([node(format!("gpu{gpu}/{gi}/access"))?, node(format!("gpu{gpu}/{gi}/{ci}/access"))?])
+        });
+        nodes.collect::<Vec<_>>()
+    };
+    named(&folder, "gi").into_iter().flat_map(of_instance).collect()
+}
+
 /// The arguments with which `nvidia-smi` is asked for everything at once.
 pub const SMI: &[&str] = &["-q"];
 
@@ -207,6 +242,8 @@ pub struct Told {
     pub compute_mode: Option<String>,
     /// The action that it needs after a fault: `Reset`, `Reboot`, `Drain P2P`, ...
     pub recovery: Option<String>,
+    /// Whether the driver, from R570 on, says that it needs none.
+    pub is_recovered: bool,
     /// Whether it has a coherent link to the CPU: `Enabled`, `Disabled` or `N/A`.
     pub c2c: Option<String>,
     /// `None`, `Pass-Through`, `VGPU`, `Host VGPU` or `Host VSGA`.
@@ -232,6 +269,10 @@ pub struct Bar1 {
     pub used: u64,
 }
 
+/// What nvidia-smi writes in the place of values of a GPU that has to be recovered: the words of NVML for
+/// NVML_ERROR_RESET_REQUIRED and NVML_ERROR_GPU_IS_LOST, each with what recovers the GPU.
+pub const LOST: [(&str, &str); 2] = [("GPU requires reset", "Reset"), ("GPU is lost", "Reboot")];
+
 /// Asks nvidia-smi and returns what it tells of each GPU, by PCI address.
 pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
     let text = root.tool("nvidia-smi", SMI)?;
@@ -240,6 +281,11 @@ pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
     for line in text.lines() {
         if let Some(address) = line.strip_prefix("GPU ") {
             gpu = short_address(address.trim());
+            continue;
+        }
+        if let Some(((_, action), gpu)) = LOST.iter().find(|(words, _)| line.contains(words)).zip(gpu.as_ref()) {
+            let of: &mut Told = gpus.entry(gpu.clone()).or_default();
+            of.recovery = Some((*action).to_owned());
             continue;
         }
         let Some((key, value)) = line.split_once(':') else {
@@ -260,7 +306,10 @@ pub fn told(root: &Root) -> Result<BTreeMap<String, Told>, Silent> {
             ("MIG Device", "Compute Instance ID") => of.has_mig_device = true,
             (_, "Compute Mode") => of.compute_mode = Some(value.trim().to_owned()),
             (_, "GPU C2C Mode") => of.c2c = Some(value.trim().to_owned()),
-            (_, "GPU Recovery Action") => of.recovery = recovery(value).or(of.recovery.take()),
+            (_, "GPU Recovery Action") => {
+                of.recovery = recovery(value).or(of.recovery.take());
+                of.is_recovered = value.trim() == "None";
+            }
             // Drivers before R570 have these in its place.
             (_, "Reset Required") if value.trim() == "Yes" => of.recovery = Some("Reset".to_owned()),
             (_, "Drain and Reset Recommended") if value.trim() == "Yes" => {

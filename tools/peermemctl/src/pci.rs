@@ -234,6 +234,11 @@ fn iommu(root: &Root, dir: &str) -> Iommu {
 const DMA_DIRECT: (u16, u16) = (0x15b3, 0x2100);
 pub const DMA_DIRECT_FILES: (&str, &str) = ("0x15b3", "0x2100");
 
+/// Returns whether a driver is VFIO's or a variant of it (drivers/vfio/pci of Linux).
+pub fn is_of_vfio(driver: &str) -> bool {
+    driver.replace('-', "_").ends_with("vfio_pci")
+}
+
 impl Device {
     /// Returns class and subclass.
     pub fn kind(&self) -> u32 {
@@ -251,6 +256,18 @@ impl Device {
     /// Direct). Its id is that of the same file.
     pub fn is_dma_direct(&self) -> bool {
         (self.vendor, self.device) == DMA_DIRECT
+    }
+
+    /// Returns whether this is a function of a BlueField, which has an Arm system of its own.
+    pub fn is_bluefield(&self) -> bool {
+        self.vendor == 0x15b3 && matches!(self.device, 0xa2d2 | 0xa2d6 | 0xa2d9 | 0xa2dc | 0xa2df)
+    }
+
+    /// Returns the driver that has the function for virtual machines: that of VFIO, or a variant of it for one kind of
+    /// device, whose name ends like VFIO's (mlx5_vfio_pci, nvgrace_gpu_vfio_pci), that of Xen, or pci-stub.
+    pub fn driver_for_guests(&self) -> Option<&str> {
+        let is_it = |driver: &&str| is_of_vfio(driver) || ["pciback", "pci-stub"].contains(driver);
+        self.driver.as_deref().filter(is_it)
     }
 
     /// Returns whether the list of PCI ids has its name.

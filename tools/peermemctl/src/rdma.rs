@@ -2,7 +2,7 @@
 //! RDMA devices and their ports.
 
 use crate::pci;
-use crate::root::Root;
+use crate::root::{Missing, Root};
 
 const CLASS: &str = "/sys/class/infiniband";
 
@@ -13,6 +13,8 @@ pub struct RdmaDevice {
     pub pci: Option<String>,
     /// Whether it is software over a network interface (rxe, siw).
     pub software: bool,
+    /// Whether it speaks iWARP, by which only the RDMA connection manager makes connections.
+    pub iwarp: bool,
     /// The kernel module that makes its memory regions, where that is known.
     pub module: Option<String>,
     /// The network interface that it is software over.
@@ -66,7 +68,7 @@ pub struct Port {
 }
 
 impl Port {
-    fn is_active(&self) -> bool {
+    pub fn is_active(&self) -> bool {
         self.state == "ACTIVE"
     }
 
@@ -74,6 +76,9 @@ impl Port {
         self.is_active() && self.has_gid != Some(false)
     }
 }
+
+/// The file of an RDMA device that tells whether it speaks iWARP.
+pub const KIND: &str = "node_type";
 
 /// The beginning of the names of nodes of RDMA devices in /dev/infiniband.
 pub const NODE: &str = "uverbs";
@@ -109,7 +114,32 @@ fn device(root: &Root, name: String) -> RdmaDevice {
         false => root.link_name(&format!("{dir}/device/driver")).and_then(|driver| memory_module(&driver)),
     };
     let ports = root.names(&format!("{dir}/ports")).into_iter().map(|number| port(root, &dir, number)).collect();
-    RdmaDevice { module: module.map(str::to_owned), name, pci, software, netdev, ports }
+    // "4: RNIC"
+    let iwarp = match root.line(&format!("{dir}/{KIND}")) {
+        Some(kind) => kind.ends_with("RNIC"),
+        None => module.is_some_and(|module| ["iw_cxgb4", "siw"].contains(&module)),
+    };
+    RdmaDevice { module: module.map(str::to_owned), name, pci, software, netdev, iwarp, ports }
+}
+
+/// The file of a PCI function that has its vital product data, and the words by which a ConnectX says there that it
+/// manages NVSwitches.
+pub const PRODUCT_DATA: &str = "vpd";
+pub const MANAGES_SWITCHES: &str = "SMDL=SW_MNG";
+
+/// Returns whether a device is a function by which NVSwitches of NVLink 5 are managed, and that carries no traffic of
+/// programs (bottlerocket-os/bottlerocket-core-kit#499); `None` where only root may read that.
+pub fn manages_switches(root: &Root, device: &RdmaDevice) -> Option<bool> {
+    let dir = format!("{CLASS}/{}/device", device.name);
+    let is_infiniband = root.line(&format!("{dir}/class")).is_some_and(|class| class.starts_with("0x0207"));
+    if !is_infiniband || device.module.as_deref() != Some("mlx5_ib") {
+        return Some(false);
+    }
+    match root.text(&format!("{dir}/{PRODUCT_DATA}")) {
+        Ok(text) => Some(text.contains(MANAGES_SWITCHES)),
+        Err(Missing::Denied) => None,
+        Err(_) => Some(false),
+    }
 }
 
 /// Returns the module that registers memory, by the driver of the PCI function.
@@ -202,6 +232,7 @@ mod tests {
             pci: None,
             software: false,
             netdev: None,
+            iwarp: false,
             module: None,
             ports: ports.collect(),
         }

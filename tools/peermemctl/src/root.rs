@@ -78,7 +78,7 @@ pub enum Missing {
 /// The reason why a program told nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Silent {
-    /// It was not asked, is not installed, or failed.
+    /// It was not asked, is not installed, or failed without a word.
     Failed,
     /// It had not ended after this time.
     Late(Duration),
@@ -262,12 +262,21 @@ impl Root {
     /// Returns why this process may not open a file to read and write, as the kernel would answer.
     /// Nothing is opened.
     pub fn forbidden(&self, path: &str) -> Option<Forbidden> {
+        self.forbidden_for(path, Access::READ_OK | Access::WRITE_OK)
+    }
+
+    /// Returns why a node may not be opened to read it alone.
+    pub fn forbidden_to_read(&self, path: &str) -> Option<Forbidden> {
+        self.forbidden_for(path, Access::READ_OK)
+    }
+
+    fn forbidden_for(&self, path: &str, access: Access) -> Option<Forbidden> {
         if !self.live {
             let rows = self.text(&format!("{TOOLS}/{FORBIDDEN}")).unwrap_or_default();
             let (why, _) = rows.lines().filter_map(|row| row.split_once(' ')).find(|(_, file)| *file == path)?;
             return Forbidden::ALL.into_iter().find(|forbidden| forbidden.text() == why);
         }
-        match rustix::fs::access(self.at(path), Access::READ_OK | Access::WRITE_OK) {
+        match rustix::fs::access(self.at(path), access) {
             Err(Errno::PERM) => Some(Forbidden::ByCgroup),
             Err(Errno::ACCESS) => Some(Forbidden::ByMode),
             _ => None,
@@ -332,7 +341,8 @@ fn printed(program: &mut Command, limit: Duration) -> Result<String, Silent> {
     while received.is_ok() && start.elapsed() < limit {
         match (child.try_wait(), &received) {
             (Ok(None), _) => thread::sleep(LOOK_AGAIN),
-            (Ok(Some(status)), Ok(Ok(bytes))) if status.success() => {
+            // nvidia-smi fails because of one GPU, and has told of the others.
+            (Ok(Some(status)), Ok(Ok(bytes))) if status.success() || !bytes.is_empty() => {
                 return Ok(String::from_utf8_lossy(bytes).into_owned())
             }
             _ => return Err(Silent::Failed),
@@ -379,7 +389,8 @@ mod tests {
             assert!(told == Err(Silent::Late(limit)) && took < ample / 2, "{script}: {told:?} after {took:?}");
         }
         assert_eq!(sh("echo told", ample).0, Ok("told\n".to_owned()));
-        assert_eq!(sh("echo told; exit 3", ample).0, Err(Silent::Failed));
+        assert_eq!(sh("echo told; exit 3", ample).0, Ok("told\n".to_owned()));
+        assert_eq!(sh("exit 3", ample).0, Err(Silent::Failed));
         assert_eq!(printed(&mut Command::new("/nowhere/nvidia-smi"), ample), Err(Silent::Failed));
     }
 }

@@ -5,6 +5,7 @@ use crate::facts;
 use crate::kernel;
 use crate::log_words::ENCRYPTION;
 use crate::machine::Machine;
+use crate::modprobe::COMMAND_LINE;
 use crate::module_file::{self, ModuleFile};
 use crate::nvidia;
 use crate::pci::Device;
@@ -27,6 +28,8 @@ const NIXOS: &str = "NixOS";
 /// Systems without a shell on the node.
 const TALOS: &str = "Talos";
 const BOTTLEROCKET: &str = "Bottlerocket";
+const FLATCAR: &str = "Flatcar";
+const COS: &str = "Container-Optimized OS";
 /// Systems that take packages into their next boot.
 const SL_MICRO: &str = "SL Micro";
 const SLE_MICRO: &str = "SLE Micro";
@@ -38,15 +41,26 @@ const OSTREE: &str = "this system of ostree";
 /// Systems whose image a Containerfile makes.
 const BOOTC: &str = "this system of bootc";
 const RHEL_AI: &str = "RHEL AI";
+/// A system with the programs for both, where nothing tells which of them made it.
+const OSTREE_OR_BOOTC: &str = "this system of ostree or bootc";
 /// The system of Harvester and Elemental.
 const SLE_RANCHER: &str = "SLE Micro for Rancher";
 
 /// The words that say where a boot loader has the kernel's command line, and how to change it
 /// there.
 pub const GRUB: &str = " (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub or grub2-mkconfig)";
+/// The same where boot entries are files of their own (Boot Loader Specification), which grub2-mkconfig leaves as they
+/// are, and where systemd-boot or kernel-install writes them.
+const GRUBBY: &str = " (grubby --update-kernel=ALL --remove-args='...')";
+const ENTRIES: &str =
+    " (options in /boot/loader/entries/*.conf, or /etc/kernel/cmdline and then kernel-install add-all)";
+/// The distributions with grubby.
+const OF_RED_HAT: [&str; 7] = ["rhel", "centos", "rocky", "almalinux", "ol", "fedora", "amzn"];
+/// The file from which kernel-install takes the command line of new entries.
+pub const KERNEL_COMMAND_LINE: &str = "/etc/kernel/cmdline";
 /// The means by which systems that are images are told what others have on the kernel's command
 /// line, and in modules-load.d, modprobe.d, limits.d and other files below /etc.
-const MEANS: [(&[&str], [&str; 5]); 6] = [
+const MEANS: [(&[&str], [&str; 5]); 7] = [
     (
         &[TALOS],
         [
@@ -98,7 +112,17 @@ const MEANS: [(&[&str], [&str; 5]); 6] = [
         ],
     ),
     (
-        &["Flatcar", "Kairos", SLE_RANCHER],
+        &[OSTREE_OR_BOOTC],
+        [
+            "rpm-ostree kargs, or, if rpm-ostree status names a container image, a file of /usr/lib/bootc/kargs.d in its Containerfile and bootc upgrade,",
+            "a file of modules-load.d (in its Containerfile, if rpm-ostree status names a container image)",
+            "a file of modprobe.d (in its Containerfile, if rpm-ostree status names a container image)",
+            "a file (in its Containerfile, if rpm-ostree status names a container image)",
+            "a file (in its Containerfile, if rpm-ostree status names a container image)",
+        ],
+    ),
+    (
+        &[FLATCAR, "Kairos", SLE_RANCHER],
         [
             "the configuration of its boot loader (grub.cfg of its OEM partition)",
             "a file of modules-load.d in its Ignition or cloud-config",
@@ -178,6 +202,10 @@ const COMMANDS: [&str; 17] = [
 pub const OSTREE_BOOTED: &str = "/run/ostree-booted";
 pub const RPM_OSTREE: &str = "/usr/bin/rpm-ostree";
 pub const BOOTC_PROGRAM: &str = "/usr/bin/bootc";
+/// The folder of ostree's deployments, and the key that a deployment's origin has where bootc takes it from a
+/// container image.
+pub const DEPLOYMENTS: &str = "/ostree/deploy";
+pub const OF_IMAGE: &str = "container-image-reference";
 /// The program by which systems of SUSE's change their next boot, and the file that tells whether the present
 /// root can be written to.
 pub const TRANSACTIONAL_UPDATE: &str = "/usr/sbin/transactional-update";
@@ -189,7 +217,7 @@ pub const OS_RELEASE: &str = "/etc/os-release";
 /// What this program runs on.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct Setting {
-    /// `x86_64` or `aarch64`, where that can be told.
+    /// `x86_64`, `aarch64` or `ppc64le`, where that can be told.
     pub architecture: Option<String>,
     /// What says that this is a virtual machine; `null` if nothing does.
     pub virtual_machine: Option<String>,
@@ -203,8 +231,18 @@ pub struct Setting {
     pub ofed_container: bool,
     /// The name of this node's system, if that is an image which is not changed in place.
     pub fixed_system: Option<String>,
+    /// The word by which os-release names the distribution (`ubuntu`); `None` in a container, whose file is its
+    /// image's.
+    #[serde(skip)]
+    pub distribution: Option<String>,
+    /// Whether kernel-install writes the entries of this system's boot loader.
+    #[serde(skip)]
+    pub has_boot_entries: bool,
     /// Whether RDMA devices are seen only in the network namespace that has them.
     pub rdma_by_namespace: bool,
+    /// Whether this container has a virtual machine of its own, made by Kata Containers: the kernel is the guest's, and
+    /// that of the host is another one.
+    pub kata: bool,
     /// Whether this is a Tegra (Jetson, IGX Orin): its own GPU shares the CPU's memory.
     pub tegra: bool,
 }
@@ -213,6 +251,9 @@ impl Setting {
     /// Reads the kind of machine.
     pub fn look(root: &Root) -> Self {
         let (container, namespaces) = container(root);
+        let kata = kata(root);
+        // Nothing but a pod runs in such a guest.
+        let container = container.or_else(|| kata.clone());
         // In a container that file is of its own image.
         let release = root.text(OS_RELEASE).ok().filter(|_| container.is_none());
         let by_program = || if container.is_none() { fixed_by_program(root) } else { None };
@@ -226,8 +267,11 @@ impl Setting {
                 .or_else(by_program)
                 .or_else(by_kernel)
                 .map(str::to_owned),
+            has_boot_entries: container.is_none() && root.exists(KERNEL_COMMAND_LINE),
+            distribution: release.as_deref().and_then(|release| field(release, "ID=")).map(str::to_owned),
             architecture: architecture(root),
-            virtual_machine: virtual_machine(root),
+            virtual_machine: virtual_machine(root).or_else(|| kata.clone()),
+            kata: kata.is_some(),
             container,
             namespaces,
             // With a driver of the host, the GPU Operator may have that folder all the same, or have left it.
@@ -251,8 +295,8 @@ impl Setting {
         const SYSTEMS: [(&str, &str); 13] = [
             ("talos", TALOS),
             ("bottlerocket", BOTTLEROCKET),
-            ("cos", "Container-Optimized OS"),
-            ("flatcar", "Flatcar"),
+            ("cos", COS),
+            ("flatcar", FLATCAR),
             ("rhcos", "Red Hat CoreOS"),
             ("ubuntu-core", "Ubuntu Core"),
             ("sl-micro", SL_MICRO),
@@ -263,13 +307,9 @@ impl Setting {
             ("kairos", "Kairos"),
             ("nixos", NIXOS),
         ];
-        let field = |key: &str| {
-            let value = os_release.lines().find_map(|line| line.strip_prefix(key))?;
-            Some(value.trim().trim_matches(['"', '\'']))
-        };
-        let id = field("ID=")?;
+        let id = field(os_release, "ID=")?;
         let name = SYSTEMS.iter().find(|(of, _)| *of == id).map(|(_, name)| *name);
-        name.or_else(|| match field("VARIANT_ID=")? {
+        name.or_else(|| match field(os_release, "VARIANT_ID=")? {
             // Fedora CoreOS, and Red Hat's as of 4.19.
             "coreos" if id == "fedora" => Some(FEDORA_COREOS),
             "coreos" => Some("CoreOS"),
@@ -290,6 +330,22 @@ impl Setting {
             SL_MICRO | SLE_MICRO | MICROOS | LEAP_MICRO | TRANSACTIONAL => Some("transactional-update pkg install"),
             FEDORA_COREOS | OSTREE => Some("rpm-ostree install"),
             _ => None,
+        }
+    }
+
+    /// Returns whether the node's system is an image that takes no packages of others at all.
+    pub fn has_no_packages(&self) -> bool {
+        self.fixed_system.as_deref().is_some_and(|name| [NIXOS, TALOS, BOTTLEROCKET, FLATCAR, COS].contains(&name))
+    }
+
+    /// Returns what brings the open kernel modules of the GPU driver.
+    pub fn open_modules(&self) -> &'static str {
+        match self.fixed_system.as_deref() {
+            Some(NIXOS) => "set hardware.nvidia.open = true (nixos-rebuild boot, and reboot)",
+            _ if self.has_no_packages() => {
+                "have the image bring the open kernel modules of the GPU driver, as later ones may"
+            }
+            _ => "install the open kernel modules of the GPU driver (package nvidia-open)",
         }
     }
 
@@ -327,6 +383,9 @@ impl Setting {
             };
             words.push(format!("in a container ({seen}){own}"));
         }
+        if self.kata {
+            words.push("the virtual machine is this pod's own, made by Kata Containers".to_owned());
+        }
         words.push(match (self.driver_container, self.ofed_container) {
             (true, true) => "nvidia.ko and the RDMA core come from containers".to_owned(),
             (true, false) => "nvidia.ko comes from a container".to_owned(),
@@ -362,15 +421,17 @@ impl Setting {
                 "{name} is not changed in place: {or}have a Containerfile of its image install a package of the module, then bootc upgrade (or bootc switch to that image) and reboot"
             );
         }
+        if self.fixed_system.as_deref() == Some(OSTREE_OR_BOOTC) {
+            return format!(
+                "{OSTREE_OR_BOOTC} is not changed in place: {or}if rpm-ostree status names a container image, have its Containerfile install a package of the module, then bootc upgrade (which refuses a system to which rpm-ostree has added packages), else rpm-ostree install one; then reboot"
+            );
+        }
         if let Some(name) = &self.fixed_system {
             return format!(
                 "{name} is an image that is not changed in place: {or}have the image bring the module; where it lets containers load modules, packaging/container of this project builds one"
             );
         }
-        match &self.container {
-            Some(_) => "on the host, not in this container: in this project's folder: make && make install".to_owned(),
-            None => "in this project's folder: make && make install".to_owned(),
-        }
+        self.on_host("in this project's folder: make && make install")
     }
 
     /// Returns what brings the module back on a node whose modules come from containers.
@@ -430,14 +491,6 @@ impl Setting {
                 "switch on Resizable BAR / Above 4G Decoding in the firmware, which makes BAR1 as large as the memory"
             }
         }
-    }
-
-    /// Returns what has the IOMMU let addresses through.
-    pub fn identity_iommu(&self) -> String {
-        self.on_host(match self.architecture.as_deref() {
-            Some("aarch64") => "boot with iommu.passthrough=1 on the kernel command line",
-            _ => "boot with iommu=pt on the kernel command line (or, on a machine without VMs, intel_iommu=off or amd_iommu=off)",
-        })
     }
 
     /// Returns who changes slots, firmware or switches by `command`.
@@ -518,11 +571,31 @@ impl Setting {
     /// Returns what to do before `command`, which changes the host's kernel.
     pub fn on_host(&self, command: &str) -> String {
         match &self.container {
+            // The host has given its GPU away, and has another kernel.
+            Some(_) if self.kata => format!(
+                "this pod has a virtual machine of its own (Kata Containers), and nothing on the host changes its kernel: have the image of that guest, or kernel_modules and kernel_params of the runtime's configuration, bring what this says: {command}"
+            ),
             Some(_) => format!("on the host, not in this container: {command}"),
-            None => command.to_owned(),
+            None => self.by_boot_loader(command),
         }
     }
+
+    /// Returns a cure with the words on how the boot loader of this system is told its command line.
+    pub fn by_boot_loader(&self, fix: &str) -> String {
+        let is_of_red_hat = self.distribution.as_deref().is_some_and(|name| OF_RED_HAT.contains(&name));
+        let words = match (is_of_red_hat, self.has_boot_entries) {
+            (true, _) => GRUBBY,
+            (false, true) => ENTRIES,
+            (false, false) => GRUB,
+        };
+        fix.replace(GRUB, words)
+    }
 }
+
+/// The words of the kernel's command line that have the IOMMU let addresses through.
+pub const IDENTITY: [&str; 2] = [OF_X86, "iommu.passthrough=1"];
+/// The one that kernels for x86 alone know.
+const OF_X86: &str = "iommu=pt";
 
 /// The file in which Xen says what its domain may do.
 pub const XEN: &str = "/proc/xen/capabilities";
@@ -533,12 +606,17 @@ pub const TDX_FLAG: &str = "tdx_guest";
 
 /// The folder that Apptainer and Singularity put into each container.
 pub const APPTAINER: &str = "/.singularity.d";
+/// The script that each container of Enroot is started with.
+pub const ENROOT: &str = "/etc/rc";
 /// Words in the names of containers' control groups.
-const CGROUPS: [&str; 10] = [
+const CGROUPS: [&str; 12] = [
     "kubepods",
     "/docker/",
     "docker-",
     "libpod-",
+    "nerdctl-",
+    // The namespace in which ctr makes containers.
+    "/default/",
     "/lxc/",
     "lxc.payload",
     "cri-containerd",
@@ -568,12 +646,24 @@ pub const PODMAN: &str = "/run/.containerenv";
 pub const CGROUP_NAMESPACE: &str = "/proc/self/ns/cgroup";
 pub const SYSTEMD: &str = "/run/systemd/system";
 
+/// Returns a field of an os-release; `key` ends with its equals sign.
+fn field<'a>(os_release: &'a str, key: &str) -> Option<&'a str> {
+    let value = os_release.lines().find_map(|line| line.strip_prefix(key))?;
+    Some(value.trim().trim_matches(['"', '\'']))
+}
+
 /// Returns the name of a system that is an image by what it was booted from, or by the program that changes it.
 fn fixed_by_program(root: &Root) -> Option<&'static str> {
-    let of_ostree = || match () {
-        () if root.exists(RPM_OSTREE) => OSTREE,
-        () if root.exists(BOOTC_PROGRAM) => BOOTC,
-        () => "this deployment of ostree",
+    // bootc upgrades no system to which rpm-ostree has added packages (bootc-dev/bootc#597).
+    let of_ostree = || match (root.exists(RPM_OSTREE), root.exists(BOOTC_PROGRAM)) {
+        (true, true) => match is_of_image(root) {
+            Some(true) => BOOTC,
+            Some(false) => OSTREE,
+            None => OSTREE_OR_BOOTC,
+        },
+        (true, false) => OSTREE,
+        (false, true) => BOOTC,
+        (false, false) => "this deployment of ostree",
     };
     if root.exists(OSTREE_BOOTED) {
         return Some(of_ostree());
@@ -581,6 +671,27 @@ fn fixed_by_program(root: &Root) -> Option<&'static str> {
     // Where the root can be written to, it is a package among others.
     (root.exists(TRANSACTIONAL_UPDATE) && root_options(root).is_none_or(|options| is_read_only(&options)))
         .then_some(TRANSACTIONAL)
+}
+
+/// Returns the files that tell where ostree's deployments come from.
+pub fn origins(root: &Root) -> Vec<String> {
+    let folders = root.names(DEPLOYMENTS).into_iter().map(|name| format!("{DEPLOYMENTS}/{name}/deploy"));
+    let of = |folder: String| {
+        let names = root.names(&folder).into_iter().filter(|name| name.ends_with(".origin"));
+        names.map(|name| format!("{folder}/{name}")).collect::<Vec<_>>()
+    };
+    folders.flat_map(of).collect()
+}
+
+/// Returns whether this system was made from a container image; `None` if nothing tells.
+fn is_of_image(root: &Root) -> Option<bool> {
+    let texts: Vec<String> = origins(root).iter().filter_map(|file| root.text(file).ok()).collect();
+    let of_images = texts.iter().filter(|text| text.contains(OF_IMAGE)).count();
+    match of_images {
+        0 if texts.is_empty() => None,
+        0 => Some(false),
+        count => (count == texts.len()).then_some(true),
+    }
 }
 
 /// Returns how the root is mounted: `ro,relatime`.
@@ -628,6 +739,9 @@ fn architecture(root: &Root) -> Option<String> {
     let of = |arch: &str| version.lines().next().is_some_and(|line| line.contains(arch));
     if of("aarch64") || cpu.contains("CPU implementer") {
         return Some("aarch64".to_owned());
+    }
+    if of("ppc64le") || cpu.contains("POWER") {
+        return Some("ppc64le".to_owned());
     }
     (of("x86_64") || cpu.contains("vendor_id")).then(|| "x86_64".to_owned())
 }
@@ -689,6 +803,22 @@ fn virtual_machine(root: &Root) -> Option<String> {
         .then(|| "flag hypervisor in /proc/cpuinfo".to_owned())
 }
 
+/// The unit that systemd starts in a guest of Kata Containers, and the name of the file system that the guest has
+/// its containers' files from.
+pub const KATA_UNIT: &str = "systemd.unit=kata-containers.target";
+pub const KATA_FILES: &str = "kataShared";
+
+/// Returns what says that this is a guest of Kata Containers, which has one pod.
+fn kata(root: &Root) -> Option<String> {
+    let words = root.line(COMMAND_LINE).unwrap_or_default();
+    if words.split_ascii_whitespace().any(|word| word == KATA_UNIT) {
+        return Some(format!("{KATA_UNIT} in {COMMAND_LINE}"));
+    }
+    let mounts = root.text(MOUNTS).unwrap_or_default();
+    let has_files = mounts.lines().any(|line| line.split_ascii_whitespace().next() == Some(KATA_FILES));
+    has_files.then(|| format!("{KATA_FILES} in {MOUNTS}"))
+}
+
 /// Returns what says that the memory of this virtual machine is encrypted, so that devices reach only what of it
 /// was opened for them.
 pub fn encrypted<'a>(root: &Root, mut log: impl Iterator<Item = &'a String>) -> Option<String> {
@@ -705,6 +835,12 @@ pub fn encrypted<'a>(root: &Root, mut log: impl Iterator<Item = &'a String>) -> 
     log.find(of_guest).map(|line| format!("kernel log: {line}"))
 }
 
+/// Returns whether this process is in the namespace of the first process, `None` where that cannot be read.
+pub fn is_in_first(root: &Root, name: &str) -> Option<bool> {
+    let of = |pid: &str| root.link_name(&format!("/proc/{pid}/ns/{name}"));
+    Some(of("1")? == of("self")?)
+}
+
 /// Returns what says that this is a container, and its namespaces that are not the initial ones.
 fn container(root: &Root) -> (Option<String>, Vec<String>) {
     let mut namespaces = Vec::new();
@@ -715,13 +851,9 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
     if !map.is_empty() && !map.split_ascii_whitespace().eq(["0", "0", "4294967295"]) {
         namespaces.push("user".to_owned());
     }
-    let same = |name: &str| {
-        let of = |pid: &str| root.link_name(&format!("/proc/{pid}/ns/{name}"));
-        Some(of("1")? == of("self")?)
-    };
     for name in ["net", "mnt"] {
         // A service of systemd may have a mount namespace of its own; only the first counts alone.
-        if same(name) == Some(false) && (name == "net" || !namespaces.is_empty()) {
+        if is_in_first(root, name) == Some(false) && (name == "net" || !namespaces.is_empty()) {
             namespaces.push(name.to_owned());
         }
     }
@@ -730,7 +862,10 @@ fn container(root: &Root) -> (Option<String>, Vec<String>) {
     let seen = files.iter().find(|path| root.exists(path)).map(|path| format!("{path} exists"));
     let cgroup = root.text("/proc/self/cgroup").unwrap_or_default();
     let seen = seen.or_else(|| Some(format!("{} in /proc/self/cgroup", container_of(&cgroup)?.trim_matches('/'))));
-    let by_namespace = match namespaces.first().map(String::as_str) {
+    // A service of systemd may have such namespaces (PrivatePIDs=, PrivateUsers=), and so may a shell of a login.
+    let is_of_systemd =
+        root.exists(SYSTEMD) && ["/system.slice/", "/user.slice/"].iter().any(|slice| cgroup.contains(slice));
+    let by_namespace = match namespaces.first().map(String::as_str).filter(|_| !is_of_systemd) {
         Some("pid") => Some("its /proc is not of the initial pid namespace".to_owned()),
         // As Enroot, Charliecloud and rootless ones have it: nobody in there may load a module.
         Some("user") => Some("its user namespace is not the initial one (/proc/self/uid_map)".to_owned()),
@@ -785,6 +920,22 @@ impl GpuClass {
 }
 
 impl Machine<'_> {
+    /// Returns what has the IOMMU let addresses through.
+    pub fn identity_iommu(&self) -> String {
+        let given = self.root.line(COMMAND_LINE).unwrap_or_default();
+        let is_arm = self.setting.architecture.as_deref() == Some("aarch64");
+        let is_known = |word: &&str| IDENTITY.contains(word) && (*word != OF_X86 || !is_arm);
+        let given = given.split_ascii_whitespace().find(is_known);
+        let fix = match (given, is_arm) {
+            (Some(word), _) => format!(
+                "this kernel was booted with {word}, and the IOMMU translates all the same: see what has its group so (journalctl -k | grep -iE 'iommu|DMAR': a port that is marked as untrusted, a platform that asks for it, or what wrote to /sys/kernel/iommu_groups/N/type)"
+            ),
+            (None, true) => "boot with iommu.passthrough=1 on the kernel command line".to_owned(),
+            (None, false) => "boot with iommu=pt on the kernel command line (or, on a machine without VMs, intel_iommu=off or amd_iommu=off)".to_owned(),
+        };
+        self.setting.on_host(&fix)
+    }
+
     /// Returns a GPU's name: the list of PCI ids has it, or the GPU driver.
     pub fn gpu_name(&self, gpu: &Device) -> String {
         let own = gpu.name();

@@ -196,6 +196,7 @@ mod tests {
             let nic = RdmaDevice {
                 name: "nic".to_owned(),
                 pci: None,
+                iwarp: false,
                 software: false,
                 module: Some(module.to_owned()),
                 netdev: None,

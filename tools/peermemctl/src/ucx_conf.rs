@@ -48,6 +48,8 @@ pub struct Places {
     pub home: Option<String>,
     /// UCX_CONFIG_DIR of its environment.
     pub config_dir: Option<String>,
+    /// Whether it runs somewhere else, where none of these files is.
+    pub is_unknown: bool,
     /// Its working directory, from this program's root on.
     pub working_directory: Option<String>,
 }
@@ -55,8 +57,11 @@ pub struct Places {
 impl Files {
     /// Reads all files, in UCX's order.
     pub fn read(root: &Root, places: &Places) -> Self {
-        let Places { below, library, home, config_dir, working_directory } = places;
+        let Places { below, library, home, config_dir, working_directory, is_unknown } = places;
         let mut files = Self::default();
+        if *is_unknown {
+            return files;
+        }
         let is_of_system = |folder: &String| ["/usr/lib", "/lib"].iter().any(|of_system| folder.starts_with(of_system));
         let doubt = library
             .as_ref()

@@ -4,6 +4,7 @@
 
 use crate::check::{Check, Kind, Level};
 use crate::doctor::devices::Giver;
+use crate::doctor::hardware;
 use crate::doctor::unload;
 use crate::facts;
 use crate::kernel::{self, REGISTERS_DMA_BUF};
@@ -12,7 +13,7 @@ use crate::modprobe;
 use crate::module_file::Maker;
 use crate::nvidia::{self, Flavour};
 use crate::pci::{Device, Distance, Iommu};
-use crate::rdma::RdmaDevice;
+use crate::rdma::{self, RdmaDevice};
 use crate::root::Root;
 use crate::setting::{self, vendor, Vendor};
 use schemars::JsonSchema;
@@ -237,9 +238,19 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
     if let Some(none) = machine.no_context(gpu) {
         return Judged::No(format!("GPU {} {}", gpu.address, none.what()));
     }
+    if let Some((why, ..)) = hardware::why_not_started(machine, gpu) {
+        return Judged::No(format!("GPU {} could not be initialised by nvidia.ko, as {why}", gpu.address));
+    }
     let nic_at = nic.pci.as_deref().and_then(|address| machine.pci(address)).filter(|_| !nic.software);
     if nic_at.is_some_and(|nic| nic.is_gone) {
         return Judged::No(format!("{} has fallen off the bus", nic.name));
+    }
+    if machine.may_manage_switches(nic) {
+        return Judged::Unknown(format!(
+            "only root may read whether {} is a NIC, or manages NVSwitches ({} in sysfs)",
+            nic.name,
+            rdma::PRODUCT_DATA
+        ));
     }
     if let Some(family) = setting::family_without_gpudirect(machine, nic) {
         return Judged::No(format!(
@@ -258,10 +269,28 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
         Way::Preload => preload(machine, gpu, nic),
     };
     // A reason from above holds for every board, so an unknown board is judged last.
-    match not_told(machine, gpu).filter(|_| judged.is_yes()) {
+    let unknown = || not_told(machine, gpu).or_else(|| on_desktop(machine, gpu, nic));
+    match judged.is_yes().then(unknown).flatten() {
         Some(why) => Judged::Unknown(why),
         None => judged,
     }
+}
+
+/// Returns why only a trial tells whether transfers between a GPU and a NIC arrive: they go from one root port of a
+/// desktop's chipset to another ([`facts::DESKTOP_CHIPSET`]). That memory was registered is no proof.
+pub fn on_desktop(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Option<String> {
+    let cpu = machine.root.text_once("/proc/cpuinfo").ok()?;
+    let is_desktop = cpu.lines().any(|line| line.starts_with("model name") && line.contains(facts::DESKTOP_WORD));
+    let is_meant = is_desktop && machine.setting.virtual_machine.is_none() && !nic.software;
+    (is_meant && !shares_a_switch(machine, gpu, nic)).then(|| {
+        format!(
+            "GPU {} and {} share no PCIe switch, and {} ({}): peermemctl verify tries both directions",
+            gpu.address,
+            nic.name,
+            facts::DESKTOP_CHIPSET.what,
+            facts::DESKTOP_CHIPSET.source
+        )
+    })
 }
 
 /// Says in words that a GPU waits to be registered with the fabric of NVLink.

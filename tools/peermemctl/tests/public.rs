@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 423] = [
+static CASES: [Case; 531] = [
     case(
         "public-talos-refused",
         (1, 0),
@@ -148,8 +148,8 @@ static CASES: [Case; 423] = [
     case(
         "public-talos-closed",
         (2, 1),
-        &["have it bring what this says: ", "install the open kernel modules"],
-        &["make install", "have programs take dma-buf, which needs no module"],
+        &["have the image bring the open kernel modules"],
+        &["make install", "linux-nvidia", "DOCA-OFED", "have programs take dma-buf, which needs no module"],
     ),
     case("public-nixos-autoload", (1, 0), &["boot.kernelModules and nixos-rebuild switch"], &[]),
     case("public-talos-autoload", (0, 0), &["machine.kernel.modules of its machine configuration"], &["fix:"]),
@@ -255,7 +255,7 @@ static CASES: [Case; 423] = [
     case("public-netns-vfio", (2, 1), &["given to a virtual machine (vfio-pci)"], &["vfio-pci/unbind"]),
     case("public-tg3", (2, 1), &["install an RDMA NIC"], &["modprobe bnxt_re"]),
     case("public-ena-only", (2, 1), &["attach a network interface of type EFA"], &["modprobe -r efa"]),
-    case("public-connectx-3", (2, 1), &["modprobe mlx4_ib"], &["mlx5_ib"]),
+    case("public-connectx-3", (2, 1), &["modprobe mlx4_ib"], &["mlx5_ib", "is not installed"]),
     case("public-netns-no-api", (3, 2), &["run this in the pod"], &[]),
     case(
         "public-memlock-lowered",
@@ -1738,6 +1738,119 @@ static CASES: [Case; 423] = [
     case("public-iommu-module-forgotten", (2, 1), &["Begin with: modprobe nvidia-peermem", "iommu=pt"], &["DOCA-OFED", "or use dma-buf"]),
     case("public-rail-lost", (1, 0), &["if this one had such a NIC, it is off the bus", "follows from: fabric.distance"], &["fix: set NCCL_NET_GDR_LEVEL"]),
     case("public-driver-not-loaded-no-api", (2, 1), &["2 failed", "Begin with: modprobe nvidia", "not judged, as peer memory cannot work here"], &["DOCA-OFED", "make install"]),
+    case("public-guest-variant", (2, 1), &["if no virtual machine has it (fuser -v /dev/vfio/*)"], &[]),
+    case("public-guest-variant-of-8", (1, 0), &["if no virtual machine has it (fuser -v /dev/vfio/*)"], &[]),
+    case("public-guest-xen", (2, 1), &["if no virtual machine has it: echo"], &[]),
+    case("public-guest-variant-nic", (2, 1), &["is given to a virtual machine (mlx5_vfio_pci)"], &["install an RDMA NIC"]),
+    case("public-acs-beside-variant", (1, 0), &["if no guest uses this host's devices (mlx5_vfio_pci)"], &[]),
+    case("public-nvlink-bridges", (2, 1), &["manages NVSwitches", "has not set their ports up", "start no opensm"], &["enable --now opensm"]),
+    case("public-nvlink-bridges-active", (2, 1), &["counts as no NIC", "there is no RDMA device"], &["NCCL: yes"]),
+    case("public-nvlink-bridges-beside", (1, 0), &["manage NVSwitches"], &["enable --now opensm"]),
+    case("public-xid-recovered", (0, 0), &["the GPU driver asks for nothing now"], &["nvidia-smi -r"]),
+    case("public-desktop-root-ports", (3, 2), &["peermemctl verify tries both directions"], &["set NCCL_NET_GDR_LEVEL"]),
+    case("public-iwarp", (1, 0), &["is an iWARP device", "enable_roce value true"], &["NCCL: yes", "UCX: yes"]),
+    case("public-efa-off", (2, 1), &["modprobe efa"], &["attach a network interface"]),
+    case("public-efa-kept-out", (2, 1), &["/etc/modprobe.d/e.conf"], &["attach a network interface"]),
+    case("public-erdma-off", (2, 1), &["modprobe erdma"], &["pass an RDMA NIC"]),
+    case("public-irdma-off", (2, 1), &["modprobe irdma"], &["install an RDMA NIC"]),
+    case("public-irdma-kept-out", (2, 1), &["/etc/modprobe.d/irdma.conf"], &["install an RDMA NIC"]),
+    case("public-bluefield-health", (1, 0), &["Arm system of that BlueField", "no mlxfwreset"], &["(mlxfwreset)"]),
+    case("public-bootc-or-ostree", (2, 1), &["if rpm-ostree status names a container image"], &[]),
+    case("public-bootc-by-origin", (2, 1), &["this system of bootc"], &["rpm-ostree"]),
+    case("public-bluefield-down", (2, 1), &["mlx5_core gave it up", "whether the Arm system of that BlueField boots"], &["modprobe -r mlx5_ib"]),
+    case("public-nic-given-up", (1, 0), &["power this machine off and on again"], &["give it back to mlx5_core"]),
+    case("public-rdma-off-on-all", (2, 1), &["devlink dev param set pci/0000:18:00.0 name enable_rdma value true"], &[]),
+    case("public-mlx5-ib-absent", (2, 1), &["install linux-modules-extra-6.8.0-1021-aws"], &["Begin with: modprobe"]),
+    case("public-bnxt-re-absent", (2, 1), &["install linux-modules-extra-6.8.0-1021-aws"], &["Begin with: modprobe"]),
+    case("public-irdma-absent", (2, 1), &["install linux-modules-extra-6.8.0-1021-aws"], &["install an RDMA NIC"]),
+    case("public-no-core-installed", (2, 1), &["CONFIG_MLX5_INFINIBAND"], &["fix: modprobe"]),
+    case("public-talos-mlx5-ib-absent", (2, 1), &["or an extension of it, bring mlx5_ib"], &["kubectl debug"]),
+    case("public-driver-450", (2, 1), &["install nv_peer_mem", "install driver 550"], &["make install"]),
+    case("public-ppc64le", (2, 1), &["install nv_peer_mem"], &["make install", "install driver 550"]),
+    case("public-debian-peermem", (1, 0), &["modprobe nvidia-peermem"], &["no nvidia-peermem.ko is installed"]),
+    case("public-debian-driver-off", (2, 1), &["modprobe nvidia"], &["no nvidia.ko is installed", "nvidia-open"]),
+    case("public-debian-operator-left", (1, 0), &["modprobe nvidia-peermem"], &["DaemonSet", "delete the"]),
+    case("public-gsp-firmware", (2, 1), &["the driver's firmware (GSP) is not there", "nvidia-firmware-"], &["nvidia-smi -r"]),
+    case("public-power-cables", (2, 1), &["connect the power cables of that board"], &["nvidia-smi -r"]),
+    case("public-link-lost", (2, 1), &["it has fallen off the bus", "Begin with: reboot; if that comes again, look at slot"], &["start the programs again"]),
+    case("public-libraries-newer", (1, 0), &["the libraries of this host were updated to 595.58.03"], &["have it take the installed one"]),
+    case("public-libraries-newer-smi", (1, 0), &["the libraries of this host were updated to 595.58.03"], &["have it take the installed one"]),
+    case("public-smi-requires-reset", (1, 0), &["the GPU driver asks for: Reset"], &[]),
+    case("public-smi-gpu-lost", (1, 0), &["the GPU driver asks for: Reboot"], &[]),
+    case("public-smi-leaves-out", (1, 0), &["could not be initialised by nvidia.ko"], &[]),
+    case("public-iommu-blocked-firmware", (0, 0), &[], &["boot with iommu=pt"]),
+    case("public-iommu-identity-now", (0, 0), &[], &["boot with iommu=pt"]),
+    case("public-iommu-pt-given", (2, 1), &["this kernel was booted with iommu=pt"], &["boot with iommu=pt"]),
+    case("public-bnxt-management", (0, 0), &["it is no RDMA device"], &["reset the NIC"]),
+    case("public-ice-management", (0, 0), &["it is no RDMA device"], &["reset the NIC"]),
+    case("public-mlx5-management", (0, 0), &["each GPU has a nearer NIC"], &["reset the NIC"]),
+    case("public-task-in-ethernet", (0, 0), &[], &["fuser -v /dev/infiniband"]),
+    case("public-bond-renamed", (0, 0), &[], &["has no RDMA device"]),
+    case("public-rhel-closed", (2, 1), &["package nvidia-open", "or install DOCA-OFED"], &["linux-nvidia"]),
+    case("public-nixos-closed", (2, 1), &["hardware.nvidia.open = true"], &["linux-nvidia", "DOCA-OFED"]),
+    case("public-bottlerocket-closed", (2, 1), &["have the image bring the open kernel modules"], &["linux-nvidia", "DOCA-OFED"]),
+    case("public-grubby", (1, 0), &["grubby --update-kernel=ALL"], &["update-grub"]),
+    case("public-grubby-parameter", (2, 1), &["grubby --update-kernel=ALL"], &["update-grub"]),
+    case("public-kernel-install", (1, 0), &["/boot/loader/entries"], &["update-grub"]),
+    case("public-oops-in-name", (0, 0), &[], &["the kernel faulted"]),
+    case("public-64k-rhel", (1, 0), &["grubby --set-default"], &[]),
+    case("public-one-lane", (1, 0), &["the link has one lane"], &[]),
+    case("public-uvm-kept-out", (1, 0), &["without it CUDA starts in no program"], &[]),
+    case("public-xid-63", (0, 0), &["a row of its memory is replaced at the next reset"], &[]),
+    // Whose devices they are: of the host's first network namespace, of a job within a pod.
+    case("public-netns-of-service", (3, 2), &["take PrivateNetwork=yes (or NetworkNamespacePath=) out of inference.service", "nsenter --net=/proc/1/ns/net"], &["unbind", "in the pod"]),
+    case("public-netns-of-shell", (3, 2), &["nsenter --net=/proc/1/ns/net"], &["unbind", "in the pod"]),
+    case("public-slurm-in-pod-no-gpu", (2, 1), &["this job may use no GPU", "--gpus=N or --gres=gpu:N"], &["delete this pod"]),
+    case("public-slurm-in-pod-no-gpu-cgns", (2, 1), &["this job may use no GPU", "--gpus=N or --gres=gpu:N"], &["delete this pod"]),
+    case("public-oar-no-gpu", (2, 1), &["this job may use no GPU", "oarsub -l gpu=N"], &["systemctl edit"]),
+    case("public-oar-no-gpu-v2", (2, 1), &["oarsub -l gpu=N"], &["user-.slice"]),
+    case("public-yarn-no-gpu", (2, 1), &["yarn.io/gpu=N"], &["systemctl edit"]),
+    case("public-mesos-no-gpu", (2, 1), &["gpus among the resources of the task"], &["user-.slice"]),
+    case("public-flux-sdexec-memlock", (1, 0), &["user@$(id -u flux).service"], &["end all sessions"]),
+    case("public-flux-sdexec-no-gpu", (2, 1), &["Flux: -g N"], &["user-.slice"]),
+    case("public-memlock-uge", (1, 0), &["S_MEMORYLOCKED=infinity"], &["limits.d/", "Slurm"]),
+    case("public-kata-not-loaded", (1, 0), &["this pod has a virtual machine of its own (Kata Containers)", "kernel_modules"], &["on the host, not in this container"]),
+    case("public-kata-no-driver", (2, 1), &["this pod has a virtual machine of its own (Kata Containers)"], &["on the host, not in this container"]),
+    case("public-kata-iommu", (1, 0), &["this pod has a virtual machine of its own (Kata Containers)", "kernel_params"], &["on the host, not in this container", "GRUB_CMDLINE"]),
+    // Nodes of MIG instances that a process was not given.
+    case("public-mig-container-without-caps", (2, 1), &["may open no instance of it in /dev/nvidia-caps", "NVIDIA_VISIBLE_DEVICES=MIG-UUID"], &["USABLE WITH"]),
+    case("public-mig-container-caps-forbidden", (2, 1), &["NVIDIA_VISIBLE_DEVICES=MIG-UUID"], &["-cgi"]),
+    case("public-mig-lxc", (2, 1), &["unix-char source=NODE", "/dev/nvidia-caps/nvidia-cap12"], &["docker"]),
+    case("public-mig-slurm", (2, 1), &["--gres=gpu:PROFILE:1"], &["-cgi"]),
+    case("public-mig-oar", (2, 1), &["ask for an instance of the GPU"], &["systemctl edit"]),
+    case("public-mig-service", (2, 1), &["DeviceAllow=char-nvidia-caps r in inference.service"], &["-cgi"]),
+    // What a service has of /dev, of limits and of namespaces, and who started it.
+    case("public-private-devices", (2, 1), &["this service has none of the GPUs", "PrivateDevices=no in inference.service"], &["modprobe ib_uverbs", "docker"]),
+    case("public-private-devices-jupyter", (2, 1), &["c.SystemdSpawner.isolate_devices = False"], &["modprobe ib_uverbs", "systemctl edit"]),
+    case("public-private-users-memlock", (1, 0), &["LimitMEMLOCK=infinity in inference.service"], &["docker", "Kubernetes"]),
+    case("public-private-users-device", (2, 1), &["this service may use no GPU", "DeviceAllow=/dev/nvidia0 rw"], &["docker"]),
+    case("public-private-pids", (1, 0), &["Begin with: modprobe nvidia-peermem", "LimitMEMLOCK=infinity in inference.service"], &["not in this container", "docker"]),
+    case("public-shell-of-own-users", (1, 0), &["limits.d/rdma.conf"], &["docker", "Kubernetes"]),
+    case("public-transient-memlock", (1, 0), &["systemd-run -p 'LimitMEMLOCK=infinity'"], &["systemctl edit"]),
+    case("public-transient-device", (2, 1), &["systemd-run -p 'DeviceAllow=/dev/nvidia0 rw' -p 'DeviceAllow=/dev/nvidiactl rw'"], &["systemctl edit"]),
+    case("public-jupyter-memlock", (1, 0), &["c.SystemdSpawner.unit_extra_properties"], &["systemctl edit"]),
+    case("public-scope-memlock", (1, 0), &["a scope has the limit of the shell that started it"], &["services: LimitMEMLOCK"]),
+    case("public-sshd-instance", (1, 0), &["UsePAM yes in sshd_config"], &["systemctl edit"]),
+    // Nodes that a container does not have, by what made it.
+    case("public-apptainer-contain", (2, 1), &["start this container with --nv", "--bind /dev/infiniband"], &["--gpus all", "--device="]),
+    case("public-apptainer-contain-nv", (2, 1), &["--bind /dev/infiniband"], &["--device="]),
+    case("public-enroot-restrict", (2, 1), &["NVIDIA_VISIBLE_DEVICES=all", "MELLANOX_VISIBLE_DEVICES=all"], &["--gpus all", "--device="]),
+    case("public-enroot-without-nic", (2, 1), &["MELLANOX_VISIBLE_DEVICES=all"], &["--device="]),
+    case("public-lxc-without-nic", (2, 1), &["unix-char for /dev/infiniband/uverbs0"], &["--device="]),
+    case("public-lxc-without-any", (2, 1), &["config device add CONTAINER gpus gpu"], &["--gpus all"]),
+    case("public-nspawn-without-any", (2, 1), &["DeviceAllow=/dev/infiniband/uverbs0 rw", "Bind="], &["--gpus all"]),
+    case("public-ecs-without-any", (2, 1), &["resourceRequirements with type GPU", "linuxParameters.devices"], &["--gpus all"]),
+    case("public-nomad-without-any", (2, 1), &["nvidia/gpu"], &["--gpus all"]),
+    case("public-podman-without-any", (2, 1), &["--device nvidia.com/gpu=all", "--device=/dev/infiniband"], &["--gpus all", "Kubernetes"]),
+    case("public-process-of-nerdctl", (1, 0), &["nerdctl run --ulimit memlock=-1"], &["in their unit", "Kubernetes"]),
+    case("public-process-of-ctr", (1, 0), &["LimitMEMLOCK=infinity in containerd.service"], &["limits.d/", "Slurm"]),
+    case("public-process-of-quadlet", (1, 0), &["Ulimit=memlock=-1:-1", ".container file of train.service"], &["docker", "Kubernetes"]),
+    case("public-protect-modules", (1, 0), &["Begin with: modprobe nvidia-peermem", "ProtectKernelModules"], &["make install"]),
+    case("public-protect-modules-loaded", (0, 0), &["USABLE"], &["make install"]),
+    // Files that have NCCL do otherwise.
+    case("public-nccl-plugin-of-system", (0, 0), &["NCCL: GPUDirect by default: unknown", "libnccl-net.so by itself"], &["NCCL: GPUDirect by default: yes"]),
+    case("public-pod-other-network", (1, 0), &["no NIC that this container was given has a GID in this network namespace"], &["on the PCI bus cannot be read"]),
+    case("public-gvisor", (3, 2), &["whether there is a GPU cannot be told"], &["fix:", "modprobe"]),
 ];
 
 #[test]
@@ -1863,7 +1976,11 @@ fn no_public_tree_is_left_out() {
 
 /// Returns what `doctor -- COMMAND` says of a program.
 fn of_command(tree: &str, id: &str, command: &[&str]) -> (i32, String) {
-    let output = peermemctl(tree, &[&["-j", "doctor", "--"], command].concat());
+    said_of(&peermemctl(tree, &[&["-j", "doctor", "--"], command].concat()), id)
+}
+
+/// Returns the exit code of `doctor --json`, and what it says of a check.
+fn said_of(output: &Output, id: &str) -> (i32, String) {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let sections = report["sections"].as_array().unwrap().iter();
     let mut checks = sections.flat_map(|section| section["checks"].as_array().unwrap());
@@ -1936,6 +2053,24 @@ fn a_command_line_that_switches_nccl_off_is_never_yes() {
         "fish -c ./train",
         "site-launcher ./train",
         "site-launcher --gpus 8 -- train",
+        "oarsh node-1 python3 train.py",
+        "condor_submit train.sub",
+        "pbsdsh python3 train.py",
+        "lsrun -m hostA python3 train.py",
+        "site-run -m hostA python3 train.py",
+        "site-submit job.pbs",
+        "gcloud compute ssh vm-1 --command train",
+        "spack build-env nccl python3 train.py",
+        "/opt/site/bin/site-launcher -- ./train",
+        "/usr/bin/prlimit --memlock=65536 ./train",
+        "./bind.py -- ./train",
+        "./wrapper ./train",
+        "nsys profile -o report bash train.sh",
+        "ncu --set full bash train.sh",
+        "numactl --cpunodebind 0 --membind 0 bash train.sh",
+        "sudo --chdir /work bash train.sh",
+        "srun -I -n 2 bash train.sh",
+        "strace -f -o out -a 40 bash train.sh",
     ] {
         let words: Vec<&str> = line.split(' ').collect();
         let (exit, said) = of_command("one-pair", "consumers.nccl", &words);
@@ -2058,6 +2193,144 @@ fn variables_that_close_a_way_are_heeded() {
         let (_, said) = of_command("one-pair", id, &line.split(' ').collect::<Vec<_>>());
         assert!(said.contains(wanted), "{line}: {said}");
     }
+}
+
+/// What a program finds is that of the place where a command line has it run, and of the last that sets it.
+#[test]
+fn a_command_line_is_judged_by_the_files_that_its_program_reads() {
+    let one = |files: &[(&str, &[u8])]| changed("one-pair", files);
+    let sudoers: &[u8] = b"Defaults env_reset\n";
+    let prolog = one(&[("etc/slurm/slurm.conf", b"ClusterName=c\nTaskProlog=/etc/slurm/task_prolog.sh\n")]);
+    let mca: &[u8] = b"pml = ob1\nbtl = tcp,self\nmca_base_env_list = NCCL_IB_DISABLE=1\n";
+    let mca = one(&[("etc/openmpi/openmpi-mca-params.conf", mca)]);
+    let pam = one(&[
+        ("etc/environment", b"PATH=\"/usr/bin\"\nNCCL_IB_DISABLE=1\n"),
+        ("etc/pam.d/sudo", b"session required pam_env.so readenv=1 user_readenv=0\n"),
+        ("etc/sudoers", sudoers),
+    ]);
+    let kept = one(&[("etc/sudoers", b"Defaults env_keep += \"NCCL_IB_DISABLE\"\n")]);
+    let reset = one(&[("etc/sudoers", sudoers)]);
+    let plugin = one(&[("opt/hpcx/ncclnet_plugin/lib/libnccl-net.so", b"x")]);
+    let windows = one(&[("etc/nccl.conf", b"NCCL_IB_HCA=mlx5_0\r\n")]);
+    let folder = one(&[("work/ucx.conf", b"UCX_TLS=tcp\n")]);
+    let lists = one(&[("a.env", b"NCCL_IB_DISABLE=1\n"), ("b.env", b"NCCL_IB_DISABLE=0\n"), ("etc/passwd", b"")]);
+    let nccl_conf = changed("public-nccl-conf", &[]);
+    let ucx_conf = changed("public-ucx-conf", &[]);
+    let plain = one(&[]);
+    let mut wrong = Vec::new();
+    let (nccl, ucx) = ("consumers.nccl", "consumers.ucx");
+    for (machine, id, line, wanted) in [
+        (&prolog, nccl, "srun ./t", ": unknown, not understood: srun with TaskProlog"),
+        (&mca, ucx, "mpirun -np 2 ./t", ": unknown, with the pml ob1"),
+        (&mca, nccl, "mpirun -np 2 ./t", ": no, GPU"),
+        (&pam, nccl, "sudo ./t", "NCCL_IB_DISABLE=1 takes mlx5_0 away"),
+        (&kept, nccl, "env NCCL_IB_DISABLE=1 sudo ./t", "sudo, whose sudoers may pass NCCL_IB_DISABLE on"),
+        (
+            &reset,
+            nccl,
+            "env NCCL_IB_DISABLE=1 sudo ./t",
+            ": unknown, not understood: a command line with NCCL_IB_DISABLE",
+        ),
+        (&plugin, nccl, "env LD_LIBRARY_PATH=/opt/hpcx/ncclnet_plugin/lib ./t", "libnccl-net.so by itself"),
+        (&plugin, nccl, "env LD_LIBRARY_PATH=/opt/hpcx/ncclnet_plugin/lib NCCL_NET_PLUGIN=none ./t", ": yes"),
+        (&plugin, nccl, "./t", ": yes"),
+        // NCCL keeps the carriage return.
+        (&windows, nccl, "./t", "NCCL_IB_HCA=mlx5_0<CR> of /etc/nccl.conf takes mlx5_0 away"),
+        (&windows, nccl, "./t", "take the carriage returns out of /etc/nccl.conf"),
+        (&plain, nccl, "env NCCL_ENV_PLUGIN=libnccl-env-site.so ./t", ": unknown"),
+        (&folder, ucx, "env -C /work ./t", "UCX_TLS=tcp of /work/ucx.conf"),
+        (&folder, ucx, "srun --chdir=/work ./t", "UCX_TLS=tcp of /work/ucx.conf"),
+        (&folder, ucx, "mpirun -wdir /work -np 2 ./t", "UCX_TLS=tcp of /work/ucx.conf"),
+        (&folder, ucx, "./t", ": yes"),
+        // Files of the host are none of a container or another machine.
+        (&nccl_conf, nccl, "docker run --gpus all image train", ": unknown"),
+        (&nccl_conf, nccl, "kubectl exec pod -- ./t", ": unknown"),
+        (&nccl_conf, nccl, "ssh node2 ./t", ": unknown"),
+        (&nccl_conf, nccl, "apptainer exec image.sif ./t", ": unknown"),
+        (&nccl_conf, nccl, "srun ./t", ": no, GPU"),
+        (&ucx_conf, ucx, "docker run --gpus all image train", ": unknown"),
+        (&ucx_conf, ucx, "kubectl exec pod -- ./t", ": unknown"),
+        // The later file wins, and what runs in the container over both.
+        (&lists, nccl, "docker run --env-file /a.env --env-file /b.env image ./t", ": unknown"),
+        (&lists, nccl, "docker run --env-file /b.env --env-file /a.env image ./t", ": no, GPU"),
+        (&lists, nccl, "docker run -e NCCL_IB_DISABLE=0 --env-file /a.env image ./t", ": unknown"),
+        (&lists, nccl, "docker run --env-file /a.env image env -u NCCL_IB_DISABLE ./t", ": unknown"),
+        (&lists, nccl, "docker run --env-file /a.env image env -i ./t", ": unknown"),
+        // Variables of other names decide, too.
+        (&plain, "consumers.mooncake", "nsys profile -e WITH_NVIDIA_PEERMEM=0 python3 t.py", ": unknown"),
+        (&plain, nccl, "site-launch --env CUDA_VISIBLE_DEVICES=-1 python3 t.py", ": unknown"),
+        (&plain, ucx, "site-launch --env OMPI_MCA_pml=ob1 app", ": unknown"),
+        (&plain, nccl, "env NCCL_IB_DISABLE=1 srun --export=ALL,NCCL_IB_DISABLE=0 ./t", ": no, GPU"),
+        // Open MPI passes no variable on to other nodes by itself.
+        (&plain, nccl, "env NCCL_NET_GDR_LEVEL=PHB mpirun --hostfile hosts ./t", ": unknown"),
+        (&plain, nccl, "env NCCL_NET_GDR_LEVEL=PHB mpirun -H a,b -x NCCL_NET_GDR_LEVEL ./t", ": yes"),
+        (&plain, nccl, "env NCCL_NET_GDR_LEVEL=PHB mpirun -np 2 ./t", ": yes"),
+    ] {
+        let words = [&["-j", "doctor", "--"], line.split(' ').collect::<Vec<_>>().as_slice()].concat();
+        let said = said_of(&run(machine.path(), &words), id).1;
+        if !said.contains(wanted) {
+            wrong.push(format!("{line}: {said}, and not {wanted}"));
+        }
+    }
+    for (script, wanted) in [
+        ("export NCCL_DEBUG=INFO # NCCL_IB_DISABLE=1 if the fabric is down\n./t", ": yes"),
+        ("export NCCL_IB_DISABLE=1; export -n NCCL_IB_DISABLE; ./t", ": yes"),
+        ("export OMPI_MCA_mca_base_env_list=NCCL_IB_DISABLE=1; mpirun -np 8 ./t", ": no, GPU"),
+        ("echo NCCL_IB_DISABLE=1 > /root/.nccl.conf; ./t", ": unknown"),
+    ] {
+        let said = of_command("one-pair", nccl, &["bash", "-c", script]).1;
+        if !said.contains(wanted) {
+            wrong.push(format!("{script}: {said}, and not {wanted}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let far = of_command("slots", nccl, &["bash", "-c", "export NCCL_NET_GDR_LEVEL=PHB; exec -c ./t"]).1;
+    assert!(far.contains(": no, GPU"), "{far}");
+    let far = of_command("slots", nccl, &["env", "SRUN_EXPORT_ENV=NONE", "NCCL_NET_GDR_LEVEL=PHB", "srun", "./t"]).1;
+    assert!(far.contains(": no, GPU"), "{far}");
+}
+
+/// A launcher's own variables are not those of the program that it starts.
+#[test]
+fn a_process_that_starts_others_is_not_judged() {
+    let machine = changed(
+        "one-pair",
+        &[
+            ("proc/4711/comm", b"mpirun\n"),
+            ("proc/4711/environ", b"HOME=/root"),
+            ("proc/4712/comm", b"python3\n"),
+            ("proc/4712/environ", b"HOME=/root"),
+        ],
+    );
+    let said = |pid: &str| said_of(&run(machine.path(), &["-j", "doctor", "--pid", pid]), "consumers.nccl").1;
+    let (launcher, program) = (said("4711"), said("4712"));
+    assert!(launcher.contains(": unknown") && launcher.contains("name a process of the program"), "{launcher}");
+    assert!(program.contains(": yes"), "{program}");
+}
+
+/// CUDA counts among the GPUs that a process was given, and a word that names none leaves it none.
+#[test]
+fn the_variable_that_picks_gpus_is_read_as_cuda_does() {
+    for (tree, line, wanted) in [
+        ("one-pair", "env CUDA_VISIBLE_DEVICES=NoDevFiles ./t", "leaves it no GPU"),
+        ("public-container-one-of-eight", "env CUDA_VISIBLE_DEVICES=3 ./t", "leaves it no GPU"),
+        ("public-container-one-of-eight", "env CUDA_VISIBLE_DEVICES=0 ./t", ": yes"),
+        ("public-slurm-one-of-eight", "env CUDA_VISIBLE_DEVICES=3 ./t", "leaves it no GPU"),
+        (
+            "public-mixed-gpus",
+            "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1 ./t",
+            ": no, because GPU 0000:3b:00.0",
+        ),
+        ("public-mixed-gpus", "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2 ./t", ": yes, GPU 0000:4c:00.0"),
+        ("public-mixed-gpus", "env CUDA_VISIBLE_DEVICES=1 ./t", ": unknown, CUDA_VISIBLE_DEVICES=1 names some"),
+        ("public-mixed-gpus", "env CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 ./t", ": yes"),
+        ("hgx", "env CUDA_VISIBLE_DEVICES=3 ./t", ": yes"),
+    ] {
+        let (_, said) = of_command(tree, "consumers.nccl", &line.split(' ').collect::<Vec<_>>());
+        assert!(said.contains(wanted), "{tree} {line}: {said}");
+    }
+    let line = ["env", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES=1", "./t"];
+    assert_eq!(of_command("public-mixed-gpus", "consumers.nccl", &line).0, 2);
 }
 
 /// An EFA is served by a plugin of NCCL's, and other NICs than mlx5 by a thread of the CPU.

@@ -13,14 +13,14 @@ use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
 use crate::pci::{Device, Distance};
-use crate::rdma::RdmaDevice;
+use crate::rdma::{self, RdmaDevice};
 use crate::setting::{self, vendor, Vendor};
 use crate::way::{self, Judged, Way};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Lists the places where Amazon's installer puts its plugin of NCCL.
-const OFI_PLUGINS: [&str; 4] = [
+pub const OFI_PLUGINS: [&str; 4] = [
     "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so",
     "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu/libnccl-net.so",
     "/opt/amazon/ofi-nccl/lib64/libnccl-net.so",
@@ -32,6 +32,8 @@ const BY_RDMA: &str = "what [fabric.rdma] says";
 /// The cures if a GPU or a NIC itself is the cause.
 const BY_GPU: &str = "what [gpus.present] says of that GPU";
 const BY_PORT: &str = "what [fabric.port] says of that NIC";
+/// The cure if the kind of a NIC is the cause.
+const BY_KIND: &str = "what [fabric.gid] says of that NIC";
 /// The cures if something else than GPU and NIC closes dma-buf, or if no IOMMU knows the addresses of
 /// the loaded module.
 const BY_IOMMU: &str = "what [fabric.iommu] says";
@@ -43,6 +45,7 @@ pub fn cured_by(fix: &str) -> Option<&'static str> {
         (BY_RDMA, "fabric.rdma"),
         (BY_GPU, "gpus.present"),
         (BY_PORT, "fabric.port"),
+        (BY_KIND, "fabric.gid"),
         (BY_IOMMU, "fabric.iommu"),
         (BY_REFUSED, "ways.refused"),
     ];
@@ -157,7 +160,7 @@ pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
 
 /// Returns what each program does with each GPU and NIC.
 pub fn verdicts(machine: &Machine, environment: &Environment) -> Vec<Verdict> {
-    let pairings = pairings(machine);
+    let pairings = pairings_for(machine, environment);
     let of = |consumer: &&'static Consumer| -> Vec<Verdict> {
         pairings.iter().map(|pairing| consumer.judge(pairing, machine, environment)).collect()
     };
@@ -200,8 +203,18 @@ impl Consumer {
     }
 
     fn does_here(&self, pairing: &Pairing, machine: &Machine, environment: &Environment) -> Does {
-        if let Some(refusal) = without_gpus(machine, environment) {
-            return Does::Copies(refusal);
+        match Visible::of(machine, environment) {
+            Visible::None(refusal) => return Does::Copies(refusal),
+            Visible::Unknown(why) => return Does::Unknown(why),
+            Visible::All | Visible::Some(_) => {}
+        }
+        // Its provider for verbs connects by the connection manager.
+        if pairing.nic.iwarp && self.id != "consumers.libfabric" {
+            return Does::Copies(Refusal {
+                because: format!("{} is an iWARP device, with which it does not connect", pairing.nic.name),
+                set: Some(BY_KIND.to_owned()),
+                seen: format!("{} of the device in /sys/class/infiniband", rdma::KIND),
+            });
         }
         let can = |way| way::possible(machine, pairing.gpu, pairing.nic, way);
         let offered = can(Way::DmaBuf);
@@ -293,7 +306,7 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     }
     let is_foreign = gpu.driver.as_deref().is_some_and(|driver| driver != "nvidia");
     let has_none = gpu.driver.is_none() && machine.driver.is_some() && !machine.drivers_are_hidden();
-    if is_foreign || has_none || gpu.is_gone {
+    if is_foreign || has_none || gpu.is_gone || hardware::why_not_started(machine, gpu).is_some() {
         return Some(BY_GPU.to_owned());
     }
     let nic = pairing.nic.pci.as_deref().and_then(|address| machine.pci(address));
@@ -365,22 +378,73 @@ fn nearer(machine: &Machine, pairing: &Pairing, within: Distance) -> Option<Near
     Some(Nearer { because, set: hardware::nearer_lost(machine, gpu, pairing.distance)? })
 }
 
-/// Returns that CUDA_VISIBLE_DEVICES leaves a program no GPU: CUDA takes the entries before the first that is
-/// none of this machine.
-fn without_gpus(machine: &Machine, environment: &Environment) -> Option<Refusal> {
-    let list = environment.get(VISIBLE)?;
-    let first = list.split(',').next().unwrap_or_default().trim();
-    let number = first.parse::<i64>().ok();
-    let is_none = number.is_some_and(|number| usize::try_from(number).map_or(true, |at| at >= machine.gpus().len()));
-    (first.is_empty() || is_none).then(|| Refusal {
-        because: format!("{VISIBLE}={list} leaves it no GPU"),
-        set: Some(format!("unset {VISIBLE}")),
-        seen: format!("environment of {}", environment.whose),
-    })
+/// The GPUs that CUDA shows a program.
+enum Visible<'a> {
+    /// All that this process was given, or some of them that are all alike.
+    All,
+    Some(Vec<&'a Device>),
+    None(Refusal),
+    /// Some of several kinds, and nothing tells which.
+    Unknown(String),
+}
+
+impl<'a> Visible<'a> {
+    /// Reads the variables that pick GPUs. CUDA takes the entries before the first that names none, and counts from 0
+    /// among the GPUs that the process was given: by their speed, unless it is told to go by their addresses.
+    fn of(machine: &'a Machine, environment: &Environment) -> Self {
+        let Some(list) = environment.get(VISIBLE) else { return Self::All };
+        let given = machine.gpus_given();
+        let by_name = |entry: &str| ["GPU-", "MIG-"].iter().any(|start| entry.starts_with(start));
+        let number = |entry: &str| entry.parse::<usize>().ok().filter(|at| *at < given);
+        let entries = list.split(',').map(str::trim);
+        let entries: Vec<&str> = entries.take_while(|entry| by_name(entry) || number(entry).is_some()).collect();
+        if entries.is_empty() {
+            return Self::None(Refusal {
+                because: format!("{VISIBLE}={list} leaves it no GPU"),
+                set: Some(format!("unset {VISIBLE}")),
+                seen: format!("environment of {}", environment.whose),
+            });
+        }
+        let gpus: Vec<&Device> =
+            machine.gpus().into_iter().filter(|gpu| machine.was_given_gpu(gpu) == Some(true)).collect();
+        let numbers: Vec<usize> = entries.iter().filter_map(|entry| number(entry)).collect();
+        let is_by_address = environment.get(ORDER) == Some("PCI_BUS_ID") && gpus.len() == given;
+        if is_by_address && numbers.len() == entries.len() {
+            return Self::Some(numbers.into_iter().filter_map(|at| gpus.get(at).copied()).collect());
+        }
+        let has_all = (0..given).all(|at| numbers.contains(&at));
+        let all = machine.gpus();
+        let are_alike = all.iter().all(|gpu| all.first().is_some_and(|first| first.device == gpu.device));
+        match has_all || are_alike {
+            true => Self::All,
+            false => Self::Unknown(format!(
+                "{VISIBLE}={list} names some of several kinds of GPUs, and which is not known here: with {ORDER}=PCI_BUS_ID numbers go by the address"
+            )),
+        }
+    }
+}
+
+/// Returns whether a program may find a GPU.
+pub fn may_see(machine: &Machine, environment: &Environment, gpu: &str) -> bool {
+    match Visible::of(machine, environment) {
+        Visible::Some(gpus) => gpus.iter().any(|visible| visible.address == gpu),
+        _ => true,
+    }
+}
+
+/// Returns the pairs whose GPU a program may find.
+pub fn pairings_for<'a>(machine: &'a Machine, environment: &Environment) -> Vec<Pairing<'a>> {
+    let mut pairings = pairings(machine);
+    if let Visible::Some(gpus) = Visible::of(machine, environment) {
+        pairings.retain(|pairing| gpus.iter().any(|gpu| gpu.address == pairing.gpu.address));
+    }
+    pairings
 }
 
 /// The variable that picks the GPUs of a program.
 pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+/// The variable that says in which order CUDA counts them.
+pub const ORDER: &str = "CUDA_DEVICE_ORDER";
 
 /// Says of a GPU and a NIC that nothing beside this machine decides.
 fn sure_of(_: &Machine, _: &Pairing, _: &Environment) -> Option<String> {
@@ -430,6 +494,10 @@ impl Keeps {
 
 /// Returns the refusal by a variable that takes a NIC away; `set` gives the NIC back.
 fn takes_away(given: &Given, nic: &RdmaDevice, set: String) -> Refusal {
+    let set = match given.value.ends_with('\r') {
+        true => format!("take the carriage returns out of {0}: sed -i 's/\\r$//' {0}", given.place),
+        false => set,
+    };
     Refusal { because: format!("{} takes {} away", given.words(), nic.name), set: Some(set), seen: given.place.clone() }
 }
 
@@ -462,7 +530,8 @@ fn lists_port(list: &str, nic: &str, port: &str) -> bool {
         None => (false, list),
     };
     let is_it = |entry: &str| {
-        let mut fields = entry.trim().split(':');
+        // NCCL keeps the carriage return of a file of Windows.
+        let mut fields = entry.trim_matches(' ').split(':');
         let name = fields.next().unwrap_or_default();
         let is_name = !name.is_empty() && (name == nic || !exact && nic.starts_with(name));
         is_name && fields.next().is_none_or(|wanted| wanted.is_empty() || wanted == port)

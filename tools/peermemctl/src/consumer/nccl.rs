@@ -8,7 +8,7 @@ use crate::machine::Machine;
 use crate::pci::Distance;
 use crate::setting::{vendor, Vendor};
 use crate::topology_file::Apart;
-use crate::way::Way;
+use crate::way::{self, Way};
 
 const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
 const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
@@ -183,8 +183,18 @@ fn unsure(environment: &Environment) -> Option<String> {
             ));
         }
     }
-    let plugin = environment.nccl("NCCL_NET_PLUGIN").filter(|given| !["", "none"].contains(&given.value))?;
-    Some(another(&plugin))
+    let is_named = |given: &Given| !["", "none"].contains(&given.value);
+    if let Some(given) = environment.nccl("NCCL_ENV_PLUGIN").filter(is_named) {
+        return Some(format!("{} is a plugin that sets variables, which is not judged here", given.words()));
+    }
+    match environment.nccl("NCCL_NET_PLUGIN") {
+        Some(plugin) => is_named(&plugin).then(|| another(&plugin)),
+        // Its own network has a name.
+        None if environment.nccl("NCCL_NET").is_some_and(|given| !given.value.is_empty()) => None,
+        None => environment.nccl_plugin.as_ref().map(|file| {
+            format!("NCCL takes the network plugin {file} by itself, which is not judged here: NCCL_NET_PLUGIN=none keeps it from that")
+        }),
+    }
 }
 
 /// Says of a variable that it names a plugin whose rule is not known.
@@ -315,6 +325,9 @@ const VIRTUAL: &str = "this is a virtual machine, and distances here are the hyp
 /// The cure if the platform's file says that they are far apart.
 const VIRTUAL_FILE: &str = "this is a virtual machine, and the topology file says how far they are apart: take the nearest NIC of that file; NCCL_NET_GDR_LEVEL={} only after ACS redirect and ATS of the host are right, else transfers end in local protection errors";
 
+/// The cure on a desktop's chipset, over which transfers may fail.
+const DESKTOP: &str = "put GPU and NIC below one PCIe switch; NCCL_NET_GDR_LEVEL={} only after peermemctl verify has found that both directions work here";
+
 /// Returns the path up to which NCCL takes GPUDirect RDMA unless it is told another one.
 fn default_level(environment: &Environment) -> Path {
     let c2c = Number::of("NCCL_NET_GDR_C2C", environment).is_none_or(|(number, _)| number != Number::Is(0));
@@ -381,6 +394,7 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
             Some((_, given)) if path <= default => given.take_out_or(path.text()),
             _ if machine.setting.virtual_machine.is_some() && file.is_none() => VIRTUAL.replace("{}", path.text()),
             _ if machine.setting.virtual_machine.is_some() => VIRTUAL_FILE.replace("{}", path.text()),
+            _ if way::on_desktop(machine, pairing.gpu, pairing.nic).is_some() => DESKTOP.replace("{}", path.text()),
             _ => format!("set NCCL_NET_GDR_LEVEL={}", path.text()),
         }),
         seen,

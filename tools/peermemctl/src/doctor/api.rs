@@ -47,7 +47,9 @@ fn exported(machine: &Machine) -> Check {
                 }
                 None => Check::fail(EXPORTED, none, "modprobe ib_uverbs"),
             };
-            check.follows = machine.root.exists(WSL).then_some("gpus.present");
+            // What brings the driver of the NIC brings the core that it needs.
+            let of_nic = machine.rdma.is_empty().then_some("fabric.rdma");
+            check.follows = if machine.root.exists(WSL) { Some("gpus.present") } else { of_nic };
             check.seen(format!(
                 "neither {REGISTER} nor ib_umem_dmabuf_get in /proc/kallsyms, no ib_core in /proc/modules"
             ))
@@ -146,7 +148,7 @@ fn takes_dma_buf(machine: &Machine) -> bool {
 
 /// Returns what has programs register by dma-buf. What closes it for every GPU and NIC has a check of its own.
 fn dma_buf_cure(machine: &Machine) -> Option<String> {
-    const OPEN: &str = "install the open kernel modules of the GPU driver (package nvidia-open)";
+    let open = machine.setting.open_modules();
     let flavour = machine.driver.as_ref().and_then(|driver| driver.flavour);
     let from = facts::CORE_DMA_BUF.from.unwrap_or_default();
     let is_core_old = loaded_core(machine) && machine.has_symbol("ib_umem_dmabuf_get") == Some(false);
@@ -154,9 +156,9 @@ fn dma_buf_cure(machine: &Machine) -> Option<String> {
         _ if !takes_dma_buf(machine) => newer_kernel(machine),
         (Some(Flavour::Closed), _) if !super::driver::takes_open(machine) => None,
         (Some(Flavour::Closed), _) if is_core_old => {
-            Some(format!("{OPEN} and boot Linux {from} or later, for dma-buf"))
+            Some(format!("{open} and boot Linux {from} or later, for dma-buf"))
         }
-        (Some(Flavour::Closed), _) => Some(format!("{OPEN}, for dma-buf")),
+        (Some(Flavour::Closed), _) => Some(format!("{open}, for dma-buf")),
         _ if is_core_old => Some(format!("boot Linux {from} or later, whose RDMA core has dma-buf")),
         (_, Some(id)) => Some(format!("do what [{id}] says, and use dma-buf")),
         _ => Some("use dma-buf".to_owned()),
@@ -202,7 +204,14 @@ pub(super) fn api_cure(machine: &Machine) -> String {
         let for_others = others.join(", ");
         format!("OFED is installed for kernel {for_others} only: build it for this one (dkms autoinstall -k {release}, with that kernel's headers; without DKMS install it again), or boot {last}{or}")
     } else if has(Vendor::Mellanox) || machine.rdma.is_empty() || has(Vendor::Software) && machine.rdma.len() == 1 {
-        format!("install DOCA-OFED (package doca-ofed) or a linux-nvidia kernel{or}")
+        // linux-nvidia is a flavour of Ubuntu's kernel. Elsewhere dma-buf needs less.
+        const DOCA: &str = "install DOCA-OFED (package doca-ofed)";
+        match (setting.distribution.as_deref(), dma_buf) {
+            (None | Some("ubuntu"), _) => format!("{DOCA} or a linux-nvidia kernel{or}"),
+            (_, Some(dma_buf)) if setting.has_no_packages() => dma_buf,
+            (_, Some(dma_buf)) => format!("{dma_buf}, or {DOCA}"),
+            (_, None) => DOCA.to_owned(),
+        }
     } else if has(Vendor::Broadcom) {
         format!("install Broadcom's own bnxt_re with its ib_peer_mem (its driver bundle){or}")
     } else if has_efa_module(machine) {

@@ -12,7 +12,7 @@ use crate::setting::{vendor, Vendor};
 use crate::way::{self, Judged, Way};
 
 pub fn checks(machine: &Machine, environment: &Environment) -> Vec<Check> {
-    let pairings = consumer::pairings(machine);
+    let pairings = consumer::pairings_for(machine, environment);
     let mut checks: Vec<Check> =
         consumer::ALL.iter().flat_map(|consumer| judged(machine, environment, consumer, &pairings)).collect();
     checks.push(operator(machine));
@@ -177,14 +177,22 @@ fn without_pairs(
                 "unknown, the ports of its NICs cannot be read".to_owned()
             }
             (false, false) => "no, because no port of a NIC is active".to_owned(),
-            // What [fabric.gid] says.
-            _ if !active.any(RdmaDevice::can_connect) => {
-                "no, because no NIC with an active port has a GID in this network namespace".to_owned()
+            // What [fabric.gid] says. A pod may have the interface of one NIC, and the node of another.
+            _ if !active.clone().any(|nic| nic.can_connect() && machine.was_given_nic(nic) != Some(false)) => {
+                match active.any(RdmaDevice::can_connect) {
+                    true => format!("no, because no NIC that this {word} was given has a GID in this network namespace, and one that it was not given has"),
+                    false => "no, because no NIC with an active port has a GID in this network namespace".to_owned(),
+                }
             }
             (false, true) => "unknown, where its NICs are on the PCI bus cannot be read".to_owned(),
         };
         return Check::skip(consumer.id, format!("{name}: {said}"))
             .seen("/sys/bus/pci/devices, state of each port in /sys/class/infiniband");
+    }
+    // A sandbox with a kernel of its own shows nothing of Linux's (gVisor).
+    if machine.devices.is_empty() && !machine.modules_read {
+        let said = format!("{name}: unknown, as neither modules nor PCI functions can be read");
+        return Check::skip(consumer.id, said).seen("/proc/modules, /sys/module, /sys/bus/pci/devices");
     }
     match (consumer.registers)(machine, environment, &offered) {
         // The program finds the file that it looks for, and no module answers.

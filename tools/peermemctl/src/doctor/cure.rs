@@ -132,7 +132,7 @@ pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
         return fix.to_owned();
     }
     match place(id).unwrap_or(Place::Host) {
-        Place::Here => setting.by_image(fix).unwrap_or_else(|| fix.to_owned()),
+        Place::Here => setting.by_image(fix).unwrap_or_else(|| setting.by_boot_loader(fix)),
         Place::Modules if setting.adds_packages().is_some() && !setting.modules_in_containers() => {
             match fix.contains("make") || fix.contains("dkms") {
                 true => machine.install_it(),

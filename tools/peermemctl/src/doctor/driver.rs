@@ -6,11 +6,12 @@ use super::{limits, module};
 use crate::check::Check;
 use crate::facts;
 use crate::machine::{Machine, REGISTER};
+use crate::modprobe::{self, Block};
 use crate::module_file::{self, Maker};
 use crate::nvidia::{self, Flavour};
 
 /// The cure that gives the kernel smaller pages.
-const PAGES_4K: &str = "boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k; SUSE: kernel-default in the place of kernel-64kb)";
+const PAGES_4K: &str = "boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia in the place of linux-nvidia-64k; SUSE: kernel-default in the place of kernel-64kb; RHEL: grubby --set-default of kernel in the place of kernel-64k)";
 
 /// Says what helps when a closed nvidia.ko refuses the module, wherever the refusal was seen.
 pub(super) fn no_gpl_imports(machine: &Machine) -> String {
@@ -39,7 +40,7 @@ pub(super) fn is_for_ours(machine: &Machine) -> bool {
     let is_next = match &machine.file {
         // What the host has does not fit the driver of a container.
         Some(file) if !machine.setting.driver_container => file.maker() == Maker::Ours,
-        _ => !is_other,
+        _ => !is_other && (machine.setting.driver_container || other_client(machine).is_none()),
     };
     is_ours || is_used && is_next
 }
@@ -48,6 +49,36 @@ pub(super) fn is_for_ours(machine: &Machine) -> bool {
 pub(super) fn is_too_old(machine: &Machine) -> bool {
     let version = machine.driver.as_ref().and_then(|driver| driver.version.as_deref());
     version.and_then(|version| facts::DRIVER_TOO_OLD.holds(version)) == Some(true)
+}
+
+/// Returns whether this project's module is not written for this machine's architecture.
+pub(super) fn is_other_architecture(machine: &Machine) -> bool {
+    let architecture = machine.setting.architecture.as_deref();
+    architecture.is_some_and(|architecture| !facts::ARCHITECTURES.contains(&architecture))
+}
+
+/// Returns what brings a client of the peer-memory API where this project's module is not written for the GPU driver
+/// or the architecture.
+pub(crate) fn other_client(machine: &Machine) -> Option<String> {
+    let version = machine.driver.as_ref().and_then(|driver| driver.version.as_deref()).unwrap_or_default();
+    let client = match facts::BRINGS_PEERMEM.holds(version) {
+        Some(false) => "install nv_peer_mem (package nvidia-peer-memory-dkms), the client of drivers before 470, and modprobe nv_peer_mem",
+        _ => "install the GPU driver again now that the RDMA stack is there, whose nvidia-peermem is the client here, and modprobe nvidia-peermem",
+    };
+    // What the system of a node that is an image has, its image brings.
+    let client = match &machine.setting.fixed_system {
+        Some(name) => format!("{name} is not changed in place: have its image do this: {client}"),
+        None => client.to_owned(),
+    };
+    let is_older_kind = || machine.gpus().into_iter().any(nvidia::is_before_maxwell);
+    match (is_other_architecture(machine), is_too_old(machine)) {
+        (false, true) if machine.setting.driver_container => Some(newer_driver(machine)),
+        (false, true) if !is_older_kind() => Some(
+            machine.setting.on_host(&format!("{client}; or {}, then this project's module", newer_driver(machine))),
+        ),
+        (false, false) => None,
+        _ => Some(machine.setting.on_host(&client)),
+    }
 }
 
 /// Returns where to get a driver that this project's module is written for; drivers that know GPUs from before
@@ -105,9 +136,25 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
         Check::ok("driver.version", what)
     };
     let mut checks = vec![version.seen(seen)];
+    checks.extend(without_uvm(machine));
     checks.push(licence(machine, driver.flavour));
     checks.extend(exports(machine));
     checks
+}
+
+/// Finds a line that keeps modprobe from loading nvidia-uvm, without which CUDA starts in no program. nvidia-modprobe
+/// loads it by its name, which heeds no blacklist.
+fn without_uvm(machine: &Machine) -> Option<Check> {
+    let (line, block) = modprobe::blocked(machine.root, "nvidia_uvm").filter(|(_, block)| *block != Block::Alias)?;
+    let fix = match block {
+        Block::Kernel => line.take_out(),
+        _ => format!("{}, then modprobe nvidia-uvm", line.take_out()),
+    };
+    let is_meant =
+        machine.modules_read && !machine.modules.contains_key("nvidia_uvm") && !machine.setting.driver_container;
+    let what = "nvidia_uvm is not loaded and is kept out, and without it CUDA starts in no program";
+    let check = Check::warn("driver.loaded", what, fix).seen(format!("{}: {}", line.file, line.text));
+    (is_meant && machine.setting.container.is_none()).then_some(check)
 }
 
 fn not_loaded(machine: &Machine) -> Check {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 8: the way between GPUs and NICs.
 
-use super::devices::Giver;
+use super::devices::{self, Giver, Nodes};
 use super::{hardware, module, unload};
 use crate::check::{Check, Kind};
 use crate::machine::Machine;
@@ -28,8 +28,6 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
 
 /// Checks whether the device nodes are there that libibverbs opens.
 fn nodes(machine: &Machine) -> Option<Check> {
-    const CONTAINER: &str =
-        "start this container with --device=/dev/infiniband (Kubernetes: with what the RDMA device plugin offers)";
     let may_reach = |nic: &&RdmaDevice| {
         !(way::nic_asks_peers(machine, nic).is_no() && way::nic_takes_dma_buf(machine, nic).is_no())
     };
@@ -41,10 +39,8 @@ fn nodes(machine: &Machine) -> Option<Check> {
         let seen = "/dev/infiniband, ibdev in /sys/class/infiniband_verbs/uverbs*";
         let nodes =
             of_use.iter().filter_map(|nic| Some(format!("/dev/infiniband/{}", rdma::node(machine.root, &nic.name)?)));
-        let fix = match machine.setting.container {
-            Some(_) => CONTAINER.to_owned(),
-            None => giver.gives_nics(&nodes.collect::<Vec<_>>().join(", ")),
-        };
+        let nodes = nodes.collect::<Vec<_>>().join(", ");
+        let fix = devices::gives_missing(machine, Nodes::Nics).unwrap_or_else(|| giver.gives_nics(&nodes));
         return Some(Check::fail("fabric.nodes", message, fix).seen(seen));
     }
     let some = machine.root.names("/dev/infiniband").iter().any(|name| name.starts_with("uverbs"));
@@ -52,10 +48,7 @@ fn nodes(machine: &Machine) -> Option<Check> {
         Check::fail(
             "fabric.nodes",
             "there is an RDMA device, but no /dev/infiniband/uverbs*: no program can open it",
-            match machine.setting.container {
-                Some(_) => CONTAINER,
-                None => "modprobe ib_uverbs",
-            },
+            devices::gives_missing(machine, Nodes::Nics).unwrap_or_else(|| "modprobe ib_uverbs".to_owned()),
         )
         .seen("/dev/infiniband")
     })
@@ -280,15 +273,15 @@ fn without_redirect(machine: &Machine, bridges: &str) -> String {
         ),
         None => format!("{off}, which holds until the next boot; for good, switch ACS off in the firmware"),
     };
-    match machine.devices.iter().any(|device| device.driver.as_deref() == Some("vfio-pci")) {
-        true => format!("if no guest uses this host's devices (vfio-pci), as ACS keeps guests apart: {off}"),
-        false => off,
+    match machine.devices.iter().find_map(Device::driver_for_guests) {
+        Some(driver) => format!("if no guest uses this host's devices ({driver}), as ACS keeps guests apart: {off}"),
+        None => off,
     }
 }
 
 /// Returns what has NICs reach GPU memory behind an IOMMU that translates.
 pub(super) fn through_iommu(machine: &Machine) -> String {
-    let identity = machine.setting.identity_iommu();
+    let identity = machine.identity_iommu();
     match way::peers_unmapped(machine) {
         true => format!("{}; or {identity}", unload::take_out_parameter(machine, "NVreg_DmaRemapPeerMmio=0", "")),
         false => identity,

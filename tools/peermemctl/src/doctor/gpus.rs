@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 7: what the GPUs offer, and how much of BAR1 is left.
 
-use super::devices;
+use super::devices::{self, Giver, Nodes};
 use super::{log, unload};
 use crate::check::{Check, Kind, Level};
 use crate::facts;
@@ -284,7 +284,7 @@ fn coherent(machine: &Machine, gpu: &Device) -> Option<Check> {
 }
 
 /// Returns what has the GPUs registered with the fabric of NVLink.
-fn register(machine: &Machine) -> String {
+pub(super) fn register(machine: &Machine) -> String {
     let setting = &machine.setting;
     if machine.gpus().into_iter().any(|gpu| machine.has_c2c(gpu)) {
         return "the fabric manager of such a rack runs on its NVLink switches: it tells why these GPUs are in no partition; on this node nvidia-smi -q (Fabric) shows the state".to_owned();
@@ -358,6 +358,10 @@ fn context(machine: &Machine, gpu: &Device) -> Option<Check> {
             },
             "MIG Mode of nvidia-smi -q, /proc/driver/nvidia/capabilities/gpu*/mig",
         ),
+        NoContext::InstanceNotGiven => (
+            Giver::of(machine).gives_instances(&machine.instances_not_given(gpu).unwrap_or_default().join(", ")),
+            "/proc/driver/nvidia-caps/mig-minors, /dev/nvidia-caps",
+        ),
         NoContext::Prohibited => (
             machine.setting.on_host(&format!("nvidia-smi -i {address} -c DEFAULT")),
             "Compute Mode of nvidia-smi -q",
@@ -365,7 +369,7 @@ fn context(machine: &Machine, gpu: &Device) -> Option<Check> {
     };
     let what = format!("GPU {address} {}", none.what());
     let check = match none {
-        NoContext::Excluded if others => Check::skip(ID, what),
+        NoContext::Excluded | NoContext::InstanceNotGiven if others => Check::skip(ID, what),
         _ => Check::fail_unless(others, ID, what, fix),
     };
     Some(check.about(Kind::Gpu, address, format!("({}): each {}", machine.gpu_name(gpu), none.what())).seen(seen))
@@ -415,12 +419,14 @@ fn nodes(machine: &Machine) -> Option<Check> {
     // Of nodes that may not be opened, [limits.devices] tells.
     let is_forbidden = machine.forbidden.iter().any(|path| !devices::is_of_nic(path));
     let none_given = gpus.iter().all(|gpu| machine.was_given_gpu(gpu) == Some(false));
+    let give = || devices::gives_missing(machine, Nodes::Gpus).unwrap_or_else(|| "nvidia-modprobe -c 0 -u".to_owned());
+    let word = Giver::of(machine).word();
     if has_common && none_given && !is_forbidden {
         return Some(
             Check::fail(
                 "gpus.nodes",
-                "this container has none of the GPUs that the kernel shows: there is no /dev/nvidia0 or other node of one",
-                "start this container with a GPU (docker: --gpus all; Kubernetes: a limit of nvidia.com/gpu)",
+                format!("this {word} has none of the GPUs that the kernel shows: there is no /dev/nvidia0 or other node of one"),
+                give(),
             )
             .seen("/dev/nvidia*, Device Minor in /proc/driver/nvidia/gpus/*/information"),
         );
@@ -436,15 +442,7 @@ fn nodes(machine: &Machine) -> Option<Check> {
         );
     }
     (!has_common).then(|| {
-        Check::fail(
-            "gpus.nodes",
-            "/dev/nvidiactl is missing: no program can use a GPU",
-            match machine.setting.container {
-                Some(_) => "start this container with --gpus all (Kubernetes: with a limit of nvidia.com/gpu)",
-                None => "nvidia-modprobe -c 0 -u",
-            },
-        )
-        .seen("/dev/nvidiactl")
+        Check::fail("gpus.nodes", "/dev/nvidiactl is missing: no program can use a GPU", give()).seen("/dev/nvidiactl")
     })
 }
 

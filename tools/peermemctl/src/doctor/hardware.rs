@@ -3,20 +3,23 @@
 
 use super::devices::Giver;
 use super::load_refused::load_refused;
-use super::{driver, log, module};
+use super::{driver, gpus, log, module};
 use crate::check::{Check, Kind};
 use crate::facts;
+use crate::log_words::is_failed_probe;
 use crate::machine::Machine;
 use crate::pci::{self, Device, Distance};
 use crate::rdma::{self, RdmaDevice};
 use crate::setting::{self, GpuClass};
 use crate::text;
+use std::collections::BTreeMap;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<Check> = match machine.gpus().as_slice() {
         [] => vec![no_gpu(machine)],
         gpus => gpus.iter().map(|gpu| present(machine, gpu)).collect(),
     };
+    checks.extend(switch_managers(machine));
     match machine.rdma.as_slice() {
         [] => checks.push(no_device(machine)),
         devices => {
@@ -29,15 +32,43 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     checks
 }
 
+/// Says of the devices that manage NVSwitches that they are no NICs, and whether their subnet manager has set them up.
+fn switch_managers(machine: &Machine) -> Option<Check> {
+    const ID: &str = "fabric.port";
+    let all = &machine.switch_managers;
+    let names = all.iter().map(|device| device.name.as_str()).collect::<Vec<_>>().join(", ");
+    let first = all.first()?;
+    let what = match all.as_slice() {
+        [_] => format!("{names} manages NVSwitches, carries no traffic of programs, and counts as no NIC"),
+        _ => format!("{names} manage NVSwitches, carry no traffic of programs, and count as no NICs"),
+    };
+    let seen = format!("{} in vpd of the PCI function of {}", rdma::MANAGES_SWITCHES, first.name);
+    let check = match all.iter().any(waits_for_manager) {
+        // Another subnet manager would take the NVLink subnet from nvlsm.
+        true => Check::warn(
+            ID,
+            format!("{what}; nvlsm, the subnet manager of NVLink, has not set their ports up"),
+            format!("{}; start no opensm on these ports", gpus::register(machine)),
+        ),
+        false => Check::ok(ID, what),
+    };
+    Some(check.seen(seen))
+}
+
 /// Returns the NICs that have no RDMA device here, although their driver, whose module is loaded, makes
 /// one for each.
 fn nics_without_device<'a>(machine: &'a Machine) -> Vec<&'a Device> {
     let is_known = |nic: &&Device| {
-        let module = module_of(nic).filter(|module| is_sure(module));
+        let module = module_of(nic).filter(|module| is_sure(nic, module));
         nic.driver.is_some() && module.is_some_and(|module| machine.modules.contains_key(module))
     };
     let has_device = |nic: &&Device| machine.rdma.iter().any(|device| device.pci.as_deref() == Some(&nic.address));
-    machine.devices.iter().filter(is_known).filter(|nic| !has_device(nic)).collect()
+    machine.devices.iter().filter(is_known).filter(|nic| !has_device(nic) && !manages_switches(machine, nic)).collect()
+}
+
+/// Returns whether a PCI function is one by which NVSwitches are managed.
+fn manages_switches(machine: &Machine, nic: &Device) -> bool {
+    machine.switch_managers.iter().any(|device| device.pci.as_deref() == Some(&nic.address))
 }
 
 /// Returns a NIC that is nearer to a GPU than that, and has no RDMA device here.
@@ -113,7 +144,46 @@ pub fn nearer_unbound<'a>(
         .map_or(String::new(), |other| format!("echo {address} > /sys/bus/pci/drivers/{other}/unbind && "));
     let bind = format!("{unbind}echo {address} > /sys/bus/pci/drivers/{driver}/bind");
     let fix = format!("if no virtual machine or other program has {address}, give it back to {driver}: {bind}");
-    Some((nic, machine.setting.on_host(&fix)))
+    let given_up = given_up(machine, nic).map(|given_up| given_up.fix);
+    Some((nic, given_up.unwrap_or_else(|| machine.setting.on_host(&fix))))
+}
+
+/// A NIC that its driver has given up.
+struct GivenUp {
+    /// The driver, and why.
+    why: String,
+    fix: String,
+    seen: String,
+}
+
+/// Returns what the log tells of a driver that gave a NIC up when it started it.
+fn given_up(machine: &Machine, nic: &Device) -> Option<GivenUp> {
+    let address = &nic.address;
+    if nic.driver.is_some() {
+        return None;
+    }
+    let of_nic = || machine.log.iter().flatten().filter(|line| line.contains(address.as_str()));
+    let line = of_nic().rfind(|line| is_failed_probe(line))?;
+    let driver = line.split([' ', ':']).next().unwrap_or_default();
+    let bind = format!("echo {address} > /sys/bus/pci/drivers/{driver}/bind, or reboot");
+    // mlx5_core waits for firmware "in pre-initializing state" (main.c).
+    let is_firmware = of_nic().any(|line| line.contains("initializ"));
+    let (why, fix) = match (is_firmware, nic.is_bluefield()) {
+        (true, true) => (
+            "as its firmware did not start",
+            format!("see whether the Arm system of that BlueField boots (its console by rshim or its BMC), and boot it; then {bind}"),
+        ),
+        (true, false) => (
+            "as its firmware did not start",
+            "power this machine off and on again, as a reboot alone need not start that firmware anew; if that does not bring it back, burn the firmware again (mlxfwmanager, or the NIC maker's program), or take another card".to_owned(),
+        ),
+        (false, _) => ("for a reason that dmesg names", format!("dmesg | grep {address} names the reason; then {bind}")),
+    };
+    let fix = match is_firmware {
+        true => machine.setting.on_hardware(&fix),
+        false => machine.setting.on_host(&fix),
+    };
+    Some(GivenUp { why: format!("{driver} gave it up, {why}"), fix, seen: format!("kernel log: {line}") })
 }
 
 /// Returns what to do about a GPU whose nearest NIC is not below its switch, if all others have one there: it had one,
@@ -140,15 +210,29 @@ fn missing<'a>(machine: &'a Machine) -> Vec<&'a Device> {
         let same = |other: &Device| (other.vendor, other.device) == (nic.vendor, nic.device);
         machine.rdma.iter().filter_map(|device| machine.pci(device.pci.as_deref()?)).any(same)
     };
-    // The functions of a card that are bonded have one device together (mlx5_bond_0).
+    // The functions of a card that are bonded have one device together: mlx5_bond_0, unless udev has given it another
+    // name (kernel-boot/rdma_rename.c of rdma-core).
     let slot = |address: &str| address.rsplit_once('.').map(|(slot, _)| slot.to_owned());
     let is_bonded = |nic: &&Device| {
-        let bonds = machine.rdma.iter().filter(|device| device.name.contains("bond"));
-        bonds.filter_map(|device| slot(device.pci.as_deref()?)).any(|of| Some(of) == slot(&nic.address))
+        let is_it = |device: &RdmaDevice| {
+            let Some(at) = device.pci.as_deref().filter(|at| slot(at) == slot(&nic.address)) else { return false };
+            let bond = || bond_of(machine, at).is_some_and(|bond| Some(bond) == bond_of(machine, &nic.address));
+            device.name.contains("bond") || bond()
+        };
+        machine.rdma.iter().any(is_it)
     };
     let nics = nics_without_device(machine).into_iter().filter(|nic| !is_bonded(nic));
     nics.filter(|nic| machine.setting.rdma_by_namespace || alike(nic)).collect()
 }
+
+/// Returns the bond that the network interface of a PCI function belongs to.
+fn bond_of(machine: &Machine, address: &str) -> Option<String> {
+    let folder = format!("{}/{address}/net", pci::DEVICES);
+    machine.root.names(&folder).iter().find_map(|name| machine.root.link_name(&format!("{folder}/{name}/{MASTER}")))
+}
+
+/// The link of a network interface to the bond, or bridge, that it belongs to.
+pub const MASTER: &str = "master";
 
 /// Names NICs that have no RDMA device here while others have one: they are with pods, or were lost there
 /// (kubernetes-sigs/dranet#177), or their driver did not make one.
@@ -174,11 +258,18 @@ fn without_device(machine: &Machine) -> Option<Check> {
         many => format!("{} have no RDMA device, and others of their kind have one", text::count(many.len(), "NIC")),
     };
     let module = module_of(first).unwrap_or_default();
-    let fix = format!(
-        "devlink dev param show pci/{0} name enable_rdma tells whether it was switched off (enable_roce on some); else dmesg | grep -E '{module}|{0}' says why there is none",
-        first.address
-    );
+    let fix =
+        format!("{}; else dmesg | grep -E '{module}|{}' says why there is none", switched_off(first), first.address);
     Some(Check::warn(ID, format!("{have}: {names}"), fix).seen(seen))
+}
+
+/// Returns what tells whether the RDMA device of a NIC was switched off, and switches it on. The reload takes the
+/// network over that NIC away for a while.
+fn switched_off(nic: &Device) -> String {
+    format!(
+        "devlink dev param show pci/{0} name enable_rdma tells whether it was switched off (enable_roce on some): devlink dev param set pci/{0} name enable_rdma value true cmode driverinit && devlink dev reload pci/{0}, from a console",
+        nic.address
+    )
 }
 
 /// Says of an instance of Amazon's that its EFAs reach no GPU memory, if there is no other NIC.
@@ -276,14 +367,22 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             (Check::warn(ID, format!("{name} is {what}"), fix), format!("({model}): each is {what}"))
         }
         (_, Some("nvidia"), Some(seen)) => {
-            let check = Check::warn(
-                ID,
-                format!("{name} could not be initialised by nvidia.ko: no CUDA program sees it"),
-                machine.setting.on_host(&format!(
-                    "dmesg | grep NVRM names the reason; then reboot, or {}",
-                    log::reset_gpu(machine, "that GPU")
-                )),
-            );
+            let what = format!("{name} could not be initialised by nvidia.ko: no CUDA program sees it");
+            let check = match why_not_started(machine, gpu) {
+                Some((why, cure, line)) => {
+                    let others = machine.gpus().iter().any(|other| not_started(machine, other).is_none());
+                    Check::fail_unless(others, ID, format!("{what}, as {why}"), cure)
+                        .seen(format!("kernel log: {line}"))
+                }
+                None => Check::warn(
+                    ID,
+                    what,
+                    machine.setting.on_host(&format!(
+                        "dmesg | grep NVRM names the reason; then reboot, or {}",
+                        log::reset_gpu(machine, "that GPU")
+                    )),
+                ),
+            };
             (check.seen(seen), "could not be initialised by nvidia.ko".to_owned())
         }
         (_, Some("nvidia"), None) => {
@@ -308,7 +407,15 @@ fn present(machine: &Machine, gpu: &Device) -> Check {
             (Check::fail_unless(others, ID, format!("{name} has no driver{why}"), cure), "have no driver".to_owned())
         }
     };
-    check.about(Kind::Gpu, &gpu.address, many).seen(format!("/sys/bus/pci/devices/{}/driver", gpu.address))
+    let mut check = check.about(Kind::Gpu, &gpu.address, many);
+    if check.is_finding() && gpu.driver.as_deref() == Some("nvidia") && log::fell_off(machine, gpu) {
+        check.follows = Some(log::cause_of_fall(machine, gpu));
+    }
+    let is_silent = check.is_finding() && machine.smi.as_ref().is_ok_and(BTreeMap::is_empty);
+    if is_silent && gpu.driver.as_deref() == Some("nvidia") && log::refuses_own_libraries(machine) {
+        check.follows = Some("log.api");
+    }
+    check.seen(format!("/sys/bus/pci/devices/{}/driver", gpu.address))
 }
 
 /// Returns what gives nvidia.ko a GPU that another driver has.
@@ -319,7 +426,8 @@ fn give_back(machine: &Machine, gpu: &Device, driver: &str) -> String {
     );
     machine.setting.on_host(&match driver {
         // The write does not return before the guest has given it back.
-        "vfio-pci" => format!("if no virtual machine has it (fuser -v /dev/vfio/*): {rebind}"),
+        _ if pci::is_of_vfio(driver) => format!("if no virtual machine has it (fuser -v /dev/vfio/*): {rebind}"),
+        _ if gpu.driver_for_guests().is_some() => format!("if no virtual machine has it: {rebind}"),
         "nouveau" => "echo blacklist nouveau > /etc/modprobe.d/nouveau.conf, build the initial RAM disk again (update-initramfs -u, dracut -f), and reboot".to_owned(),
         _ => rebind,
     })
@@ -380,11 +488,47 @@ fn not_started(machine: &Machine, gpu: &Device) -> Option<String> {
         return None;
     }
     // A container or job is shown those GPUs that it was given.
-    if smi.is_some_and(|smi| smi.is_empty()) && machine.has_all_devices() {
-        return Some("nvidia-smi -q names no GPU".to_owned());
+    if let Some(smi) = smi.filter(|_| machine.has_all_devices()) {
+        return Some(match smi.is_empty() {
+            true => "nvidia-smi -q names no GPU".to_owned(),
+            false => "nvidia-smi -q names other GPUs, and not this one".to_owned(),
+        });
     }
     let failed = |line: &&String| line.contains("RmInitAdapter failed") && line.contains(&gpu.address);
     machine.log_of_driver().iter().rfind(failed).map(|line| format!("kernel log: {line}"))
+}
+
+/// Returns why nvidia.ko could not start a GPU, as it says in the kernel log, what to do, and the line. Until that is
+/// done no other try ends better, so no CUDA program sees the GPU.
+pub fn why_not_started(machine: &Machine, gpu: &Device) -> Option<(&'static str, String, String)> {
+    not_started(machine, gpu)?;
+    let of_gpu = |line: &str| line.contains(&gpu.address) || machine.gpus().len() == 1;
+    let setting = &machine.setting;
+    let version = || machine.driver.as_ref().and_then(|driver| driver.version.as_deref()).unwrap_or("of nvidia.ko");
+    let of = |line: &String| {
+        let has = |words: &str| line.contains(words) && of_gpu(line);
+        // ublue-os/bazzite#2668; this line names no GPU, and the firmware is the same for all.
+        if line.contains("NVRM") && line.contains("No firmware image found") {
+            let fix = format!(
+                "install the firmware of driver {0} (Debian and Ubuntu: package nvidia-firmware-*, else the driver's own), so that /lib/firmware/nvidia/{0} has it; where nvidia.ko is in the initial RAM disk, build that again (update-initramfs -u, dracut -f); then reboot",
+                version()
+            );
+            let fix = match setting.driver_container {
+                true => setting.restart_driver(),
+                false => setting.on_node(&fix),
+            };
+            return Some(("the driver's firmware (GSP) is not there", fix));
+        }
+        if log::says_fallen(line, gpu) {
+            return Some(("it has fallen off the bus", log::reboot_for_gpu(machine)));
+        }
+        has("necessary power cables connected").then(|| {
+            let fix =
+                setting.on_hardware("power the machine off and connect the power cables of that board; no reset helps");
+            ("the power cables of that board are not connected", fix)
+        })
+    };
+    machine.log_of_driver().iter().rev().find_map(|line| of(line).map(|(why, fix)| (why, fix, line.clone())))
 }
 
 /// The PCI vendors of NICs that may be RDMA devices, each with the module of these devices.
@@ -399,7 +543,7 @@ const VENDORS: [(u16, &str); 7] = [
 ];
 
 /// Returns the module of a NIC's RDMA device, if it has one. Its driver decides where it has one: a maker's
-/// management ports have others (tg3, igb, ena), and vfio-pci gives it to a virtual machine.
+/// management ports have others (tg3, igb, ena), and that of VFIO gives it to a virtual machine.
 fn module_of(nic: &Device) -> Option<&'static str> {
     if let Some(driver) = nic.driver.as_deref() {
         return rdma::memory_module(driver);
@@ -409,10 +553,26 @@ fn module_of(nic: &Device) -> Option<&'static str> {
     vendor.map(|(_, module)| *module)
 }
 
-/// Returns whether every network card of the module's vendor is an RDMA device. Intel, Amazon and
-/// Emulex also make network cards without RDMA; the same is assumed of Alibaba (erdma).
-fn is_sure(module: &str) -> bool {
-    !["irdma", "efa", "erdma", "ocrdma"].contains(&module)
+/// Returns whether a NIC whose RDMA device would be one of a module is an RDMA device for sure. Amazon's and
+/// Alibaba's have ids of their own (efa_main.c and erdma_main.c in drivers/infiniband/hw); Intel and Emulex also make
+/// network cards without RDMA.
+fn is_sure(nic: &Device, module: &str) -> bool {
+    match module {
+        "efa" => (0xefa0..=0xefa3).contains(&nic.device),
+        "erdma" => nic.device == 0x107f,
+        "irdma" | "ocrdma" => false,
+        _ => true,
+    }
+}
+
+/// Returns whether a NIC may be an RDMA device of Intel's: the E800s, which ice drives, and among those of i40e the
+/// X722, whose ids are these.
+fn is_of_intel(nic: &Device) -> bool {
+    match nic.driver.as_deref() {
+        Some("ice") => true,
+        Some("i40e") => (0x37ce..=0x37d3).contains(&nic.device),
+        _ => false,
+    }
 }
 
 /// Returns a NIC whose driver makes no RDMA device and pins GPU memory by itself: HPE's Slingshot, or whatever
@@ -425,6 +585,29 @@ pub fn with_own_way<'a>(machine: &'a Machine) -> Option<&'a Device> {
     machine.devices.iter().find(is_it)
 }
 
+/// Returns where the RDMA device of a NIC may be, which is not in the network namespace of this process. Whoever is
+/// in the first one may take it back from a pod that has ended; from elsewhere that ends the traffic of the host.
+fn by_namespace(machine: &Machine, nic: &Device) -> String {
+    const FIRST: &str = "nsenter --net=/proc/1/ns/net peermemctl doctor";
+    let of_unit = match Giver::of(machine) {
+        Giver::Service(unit) => format!(
+            "take PrivateNetwork=yes (or NetworkNamespacePath=) out of {}",
+            unit.as_ref().map_or("the unit of this service", |unit| unit.name.as_str())
+        ),
+        _ => "start the program there".to_owned(),
+    };
+    match setting::is_in_first(machine.root, "net") == Some(false) {
+        true => format!(
+            "this process is in another one than the host, which may be at work with it. Run this there: {FIRST}; so that programs reach it, {of_unit}, or give it to this namespace: rdma dev set DEVICE netns NAME"
+        ),
+        false => {
+            let driver = nic.driver.as_deref().unwrap_or("mlx5_core");
+            let address = &nic.address;
+            format!("run this in the pod; if the pod has ended, as root in the host's own network namespace: echo {address} > /sys/bus/pci/drivers/{driver}/unbind && echo {address} > /sys/bus/pci/drivers/{driver}/bind")
+        }
+    }
+}
+
 /// Google's virtual NIC.
 const GVNIC: (u16, u16) = (0x1ae0, 0x0042);
 
@@ -434,14 +617,17 @@ fn no_device(machine: &Machine) -> Check {
         "ask for an RDMA device in the pod's specification (device plugin, CNI or DRA driver of the network operator)";
     const BY_NAMESPACE: &str = "N in /sys/module/ib_core/parameters/netns_mode";
     let message = "there is no RDMA device";
-    let seen = "/sys/class/infiniband is empty";
+    let seen = match machine.switch_managers.is_empty() {
+        true => "/sys/class/infiniband is empty",
+        false => "no device in /sys/class/infiniband but those that manage NVSwitches",
+    };
     if machine.root.exists(WSL) {
         let mut check = Check::fail(ID, format!("{message} in WSL"), "run on Linux itself").seen(seen);
         check.follows = Some("gpus.present");
         return check;
     }
-    let nics: Vec<(&Device, &str)> =
-        machine.devices.iter().filter_map(|device| Some((device, module_of(device)?))).collect();
+    let nics = machine.devices.iter().filter(|device| !manages_switches(machine, device));
+    let nics: Vec<(&Device, &str)> = nics.filter_map(|device| Some((device, module_of(device)?))).collect();
     let loaded = |module: &str| machine.modules.contains_key(module);
     let setting = &machine.setting;
     if let Some((nic, module)) = nics.iter().find(|(_, module)| loaded(module)) {
@@ -455,19 +641,22 @@ fn no_device(machine: &Machine) -> Check {
             let what = format!("{message} in the network namespace of this container, and RDMA devices are seen only in the one that has them (ib_core netns_mode=N)");
             return Check::fail(ID, what, ASK).seen(seen).seen(BY_NAMESPACE);
         }
-        let driver = nic.driver.as_deref().unwrap_or("mlx5_core");
-        let rebind = format!(
-            "if the pod has ended, echo {0} > /sys/bus/pci/drivers/{driver}/unbind && echo {0} > /sys/bus/pci/drivers/{driver}/bind",
-            nic.address
-        );
-        if setting.rdma_by_namespace {
-            let why = "RDMA devices are seen only in the network namespace that has them (ib_core netns_mode=N): run this in the pod";
-            return Check::skip(ID, format!("{what}. {why}; {rebind}")).seen(seen).seen(BY_NAMESPACE);
+        if let Some(given_up) = given_up(machine, nic) {
+            return Check::fail(ID, format!("{what}: {}", given_up.why), given_up.fix).seen(seen).seen(given_up.seen);
         }
-        let fix = format!(
-            "rdma dev; dmesg | grep {module} says why it made no device; {}",
-            setting.on_host(&format!("modprobe -r {module} && modprobe {module}"))
-        );
+        if setting.rdma_by_namespace {
+            let here = by_namespace(machine, nic);
+            let why = format!(
+                "RDMA devices are seen only in the network namespace that has them (ib_core netns_mode=N): {here}"
+            );
+            return Check::skip(ID, format!("{what}. {why}")).seen(seen).seen(BY_NAMESPACE);
+        }
+        let again =
+            format!("dmesg | grep {module} says why it made no device; modprobe -r {module} && modprobe {module}");
+        let fix = setting.on_host(&match nic.driver.as_deref() {
+            Some("mlx5_core") => format!("{}; else {again}", switched_off(nic)),
+            _ => again,
+        });
         return Check::fail(ID, what, fix).seen(seen).seen(format!("{module} in /proc/modules"));
     }
     if let Some(nic) = with_own_way(machine) {
@@ -479,17 +668,24 @@ fn no_device(machine: &Machine) -> Check {
         );
         return Check::skip(ID, what).seen(seen).seen("nvidia in /proc/modules, and driver of the NIC");
     }
-    if let Some((nic, module)) = nics.iter().find(|(_, module)| is_sure(module)) {
+    let sure = nics.iter().find(|(nic, module)| is_sure(nic, module));
+    if let Some((nic, module)) = sure.or_else(|| nics.iter().find(|(nic, _)| is_of_intel(nic))) {
         let what = format!("{message}, although there is a NIC that may be one: {} ({})", nic.address, nic.name());
+        if let Some(given_up) = given_up(machine, nic) {
+            return Check::fail(ID, format!("{what}: {}", given_up.why), given_up.fix).seen(seen).seen(given_up.seen);
+        }
         let load = format!("modprobe {module}");
         let below = (*module == "mlx5_ib").then_some("mlx5_core");
         let names = std::iter::once(*module).chain(below);
         let mut kept = names.filter_map(|name| module::kept_out(machine, name, &load));
         if let Some((line, fix)) = kept.next().filter(|_| !setting.ofed_container) {
-            let what = format!(
-                "{what}. {} keeps its driver out (the container of DOCA-OFED leaves such a file where it is killed)",
-                line.file
-            );
+            let whose = match *module {
+                "mlx5_ib" => " (the container of DOCA-OFED leaves such a file where it is killed)",
+                // openshift/openshift-docs#91003
+                "irdma" => " (on OpenShift such a file is part of the setup of DOCA-OFED)",
+                _ => "",
+            };
+            let what = format!("{what}. {} keeps its driver out{whose}", line.file);
             return Check::fail(ID, what, fix).seen(seen).seen(format!("{}: {}", line.file, line.text));
         }
         if let Some(refused) = load_refused(machine, module) {
@@ -505,8 +701,11 @@ fn no_device(machine: &Machine) -> Check {
     if machine.devices.is_empty() {
         return Check::skip(ID, "whether there is an RDMA device cannot be told: neither /sys/class/infiniband nor a PCI function can be read").seen(seen);
     }
-    let is_given_away = |nic: &&Device| nic.driver.as_deref() == Some("vfio-pci") && nic.kind() >> 8 == 2;
-    let given_away = machine.devices.iter().find(is_given_away);
+    let given_away = |nic: &'_ Device| {
+        let driver = nic.driver_for_guests().filter(|_| nic.kind() >> 8 == 2)?;
+        Some((nic.address.clone(), driver.to_owned()))
+    };
+    let given_away = machine.devices.iter().find_map(given_away);
     let fix = match (&setting.container, &setting.virtual_machine) {
         _ if setting.rdma_by_namespace && setting.container.is_some() => ASK,
         (None, Some(_)) if machine.root.line("/sys/class/dmi/id/sys_vendor").as_deref() == Some("Amazon EC2") => {
@@ -516,19 +715,19 @@ fn no_device(machine: &Machine) -> Check {
         (None, Some(_)) if machine.devices.iter().any(|device| (device.vendor, device.device) == GVNIC) => {
             "take a machine type with RDMA NICs (a3-ultragpu, a4); over its gVNICs only GPUDirect-TCPX goes, a plugin of NCCL"
         }
-        (None, _) if given_away.is_some() => "run this in the virtual machine that has the NIC, or take it back from vfio-pci",
+        (None, _) if given_away.is_some() => "run this in the virtual machine that has the NIC, or take it back from the driver that gives it away",
         (Some(_), _) => "start this container with the RDMA device (docker: --device=/dev/infiniband --network=host; Kubernetes: what the RDMA device plugin offers)",
         (_, Some(_)) => "pass an RDMA NIC through to this virtual machine; lspci shows what came through",
         _ => "install an RDMA NIC; lspci shows what is there",
     };
-    let what =
-        given_away.map_or(String::new(), |nic| format!("; {} is given to a virtual machine (vfio-pci)", nic.address));
+    let what = given_away
+        .map_or(String::new(), |(address, driver)| format!("; {address} is given to a virtual machine ({driver})"));
     Check::fail(ID, format!("{message} in this {}{what}", setting.what()), fix).seen(seen)
 }
 
 /// Returns why no GPU needs a NIC: each has one that programs may connect by and that is nearer or on the same card,
 /// or this is a virtual function beside such NICs.
-fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
+pub fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
     let address = |device: &RdmaDevice| device.pci.clone().filter(|_| !device.software);
     let own = address(device)?;
     let at = machine.pci(&own)?;
@@ -589,6 +788,14 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
     };
     let seen = format!("/sys/class/infiniband/{}/ports", device.name);
     let (check, many) = match (device.is_active(), spare(machine, device)) {
+        (true, None) if is_narrow(device) => (
+            Check::warn(
+                ID,
+                format!("{name}: {what}: the link has one lane, where four are usual, and a quarter of the speed"),
+                machine.setting.on_hardware(&format!("take another cable or transceiver, or see whether the port of the switch is split (mlxlink -d {} tells)", device.name)),
+            ),
+            "have a link of one lane",
+        ),
         (true, _) => (Check::ok(ID, format!("{name}: {what}")), "have an active port"),
         (false, Some(why)) => {
             (Check::skip(ID, format!("{name}: no port is active, and {why}: {what}")), "have no active port, and are not needed")
@@ -620,6 +827,13 @@ fn ports(machine: &Machine, device: &RdmaDevice) -> Check {
         ),
     };
     check.about(Kind::Nic, &device.name, many).seen(seen)
+}
+
+/// Returns whether an active port of InfiniBand has one lane ("100 Gb/sec (1X NDR)"). With Ethernet such a word is that
+/// of its speed.
+fn is_narrow(device: &RdmaDevice) -> bool {
+    let is_it = |port: &rdma::Port| port.link_layer == "InfiniBand" && port.is_active() && port.rate.contains("(1X ");
+    device.ports.iter().any(is_it)
 }
 
 /// Returns whether the link of a port of InfiniBand does what a word says.
@@ -664,6 +878,9 @@ fn by_link(machine: &Machine, device: &RdmaDevice) -> String {
 /// connect (Mellanox/k8s-rdma-shared-dev-plugin#72, projectcalico/calico#8482).
 fn gids(machine: &Machine, device: &RdmaDevice) -> Option<Check> {
     const ID: &str = "fabric.gid";
+    if device.iwarp && device.is_active() && !device.software && machine.was_given_nic(device) != Some(false) {
+        return Some(iwarp(machine, device));
+    }
     let is_told = device.ports.iter().any(|port| port.has_gid.is_some());
     if !is_told || !device.is_active() || machine.was_given_nic(device) == Some(false) {
         return None;
@@ -694,6 +911,29 @@ fn gids(machine: &Machine, device: &RdmaDevice) -> Option<Check> {
             .brief(format!("{name} has no GID")),
     };
     Some(check.about(Kind::Nic, name, many).seen(seen))
+}
+
+/// Says of a NIC that speaks iWARP who does not connect by it ([`facts::IWARP`]).
+fn iwarp(machine: &Machine, device: &RdmaDevice) -> Check {
+    const ID: &str = "fabric.gid";
+    let name = &device.name;
+    let what = format!("is an iWARP device: {}", facts::IWARP.what);
+    let many = format!("are iWARP devices: {}", facts::IWARP.what);
+    let nic = device.pci.as_deref().and_then(|address| machine.pci(address));
+    // Intel's X722, of i40e, speaks iWARP only (drivers/infiniband/hw/irdma/i40iw_if.c).
+    let fix = match nic.filter(|nic| nic.driver.as_deref() == Some("ice")) {
+        Some(nic) => machine.setting.on_host(&format!(
+            "have it speak RoCEv2: devlink dev param set pci/{0} name enable_iwarp value false cmode runtime && devlink dev param set pci/{0} name enable_roce value true cmode runtime (with Intel's own irdma: its parameter roce_ena=1)",
+            nic.address
+        )),
+        None => "use a NIC with RoCE or InfiniBand".to_owned(),
+    };
+    let others = machine.rdma.iter().filter(|other| other.can_connect() && !other.iwarp && !other.software);
+    let check = match others.map(|other| &other.name).next() {
+        Some(other) => Check::skip(ID, format!("{name} {what}; {other} is none")),
+        None => Check::warn(ID, format!("{name} {what}"), fix),
+    };
+    check.about(Kind::Nic, name, many).seen(format!("{} in /sys/class/infiniband/{name}", rdma::KIND))
 }
 
 /// Returns the network interface of a NIC in this network namespace.

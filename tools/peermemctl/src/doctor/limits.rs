@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 9: locked memory, device nodes, what is loaded at boot, DKMS.
 
-use super::devices;
+use super::batch::{has_component, is_adopted, is_of_slurm, Batch};
+use super::devices::{self, Unit};
+use super::runtime::{is_here, Runtime};
 use crate::check::Check;
 use crate::kernel;
 use crate::machine::{Machine, NAME, OFED_MODULE, OLD_MODULE};
 use crate::modprobe;
 use crate::module_file;
 use crate::root::Root;
-use crate::setting::{self, APPTAINER, NSPAWN, PODMAN, SERVICE_ACCOUNT};
+use crate::setting::SERVICE_ACCOUNT;
 use crate::text;
 
 /// Bit of CAP_IPC_LOCK, which lifts the limit.
 const CAP_IPC_LOCK: u64 = 1 << 14;
+/// Bit of CAP_SYS_ADMIN, to which the GPU driver denies no capability of its own.
+const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// Bit of CAP_DAC_OVERRIDE, which no mode of a file binds.
 const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 /// A limit below this stops real applications.
@@ -126,6 +130,11 @@ fn of_status(root: &Root, pid: &str, word: &str) -> Option<String> {
 /// Returns whether no mode of a file binds this process.
 pub fn may_override_modes(root: &Root) -> bool {
     has_initial_users(root, "self") && capabilities(root, "self") & CAP_DAC_OVERRIDE != 0
+}
+
+/// Returns whether the GPU driver lets this process use whatever it has.
+pub fn may_administer(root: &Root) -> bool {
+    has_initial_users(root, "self") && capabilities(root, "self") & CAP_SYS_ADMIN != 0
 }
 
 /// Returns whether a process is in the initial user namespace, as far as that can be read.
@@ -300,55 +309,8 @@ fn limits_of_users(root: &Root, types: &[&str]) -> Vec<Limit> {
     users
 }
 
-/// Batch systems other than Slurm, each with the beginning of the name of a folder of its control
-/// groups. A job has the limit of the daemon that starts it, as each child has its parent's. Grid
-/// Engine has parameters for the limit (execd_params of sge_conf(5)). LSF passes on other limits of
-/// the user by `bsub -ul`, but not this one (IBM's description of that option). The names of the
-/// others' units differ, and `ps` tells them.
-pub const BATCH: [(&str, &str); 7] = [
-    ("torque", "TORQUE: LimitMEMLOCK=infinity in the unit that starts pbs_mom (ps -o unit= -C pbs_mom), then restart it"),
-    ("flux", "Flux: LimitMEMLOCK=infinity in flux.service, then restart it"),
-    (
-        "nomad",
-        "Nomad: LimitMEMLOCK=infinity in the unit of its client (nomad.service), then restart it; a task of its docker driver: ulimit { memlock = \"-1\" } in that task's config",
-    ),
-    ("pbs", "PBS: LimitMEMLOCK=infinity in the unit that starts pbs_mom (ps -o unit= -C pbs_mom), then restart it"),
-    ("lsf", "LSF: LimitMEMLOCK=infinity in the unit that starts sbatchd (ps -o unit= -C sbatchd), then restart it"),
-    ("sge", "Grid Engine: S_MEMORYLOCKED=infinity,H_MEMORYLOCKED=infinity in execd_params (qconf -mconf)"),
-    (
-        "condor",
-        "HTCondor: LimitMEMLOCK=infinity in the unit that starts condor_master (ps -o unit= -C condor_master), then restart it",
-    ),
-];
-
 /// The beginning of the name of a login's control group.
 pub const SESSION: &str = "session-";
-
-/// Returns whether a folder in the path of a control group begins with a word: flux.service does
-/// with "flux", and influxdb.service does not.
-pub fn has_component(cgroup: &str, word: &str) -> bool {
-    cgroup.split(['/', '\n']).any(|folder| folder.starts_with(word))
-}
-
-/// Returns whether a control group is that of a job of Slurm, or of its daemons: /slurm/uid_1000/job_7,
-/// slurmstepd.scope, slurmd.service, slurm_NODE.
-pub fn is_of_slurm(cgroup: &str) -> bool {
-    let is_it = |folder: &str| {
-        let is_named = ["slurmd", "slurmstepd", "slurm_"].iter().any(|it| folder.starts_with(it));
-        // Where a node has several slurmd, the name of each goes before that.
-        folder == "slurm" || is_named || folder.ends_with("_slurmstepd.scope")
-    };
-    cgroup.split(['/', '\n']).any(is_it)
-}
-
-/// The folders of the control group of a session that sshd made and pam_slurm_adopt put into a job. Such a session
-/// does not get the limits of the job.
-pub const ADOPTED: &str = "slurm/step_extern";
-
-/// Returns whether a control group is that of such a session.
-pub fn is_adopted(cgroup: &str) -> bool {
-    is_of_slurm(cgroup) && cgroup.split(['/', '\n']).any(|folder| folder == "step_extern")
-}
 
 /// Judges by the limit that this process has. Files say what others get, or why this one did not get it.
 fn login(machine: &Machine) -> Check {
@@ -502,51 +464,34 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
     if is_of_slurm(&cgroup) {
         return SLURM.to_owned();
     }
-    if let Some((_, cure)) = BATCH.iter().find(|(word, _)| has_component(&cgroup, word)) {
-        return (*cure).to_owned();
+    if let Some(batch) = Batch::of(&cgroup) {
+        return batch.memlock.to_owned();
     }
-    let is_own = is_here(machine, pid);
-    // What a manager of containers says of itself is there where control groups have a namespace, too.
-    let manager = root.line(NSPAWN).filter(|_| is_own).unwrap_or_default();
-    if is_own && root.exists(APPTAINER) {
-        return format!("Apptainer passes on the limit of the shell or job that starts it, so raise it there: {SLURM}; a shell: ulimit -l unlimited, or memlock in /etc/security/limits.d of the host");
-    }
-    if cgroup.contains("/lxc") || manager.starts_with("lxc") {
-        return "LXC, LXD and Incus: limits.kernel.memlock=unlimited (LXC: lxc.prlimit.memlock = unlimited) of this container, set on the host; then start it again".to_owned();
-    }
-    if cgroup.contains("/ecs/") {
-        return "Amazon ECS: ulimits with name memlock, softLimit -1 and hardLimit -1 in the container's definition of the task, then start a new task".to_owned();
-    }
-    if manager == "systemd-nspawn" {
-        return "systemd-nspawn: LimitMEMLOCK=infinity in section [Exec] of the container's .nspawn file (or --rlimit=RLIMIT_MEMLOCK=infinity), then start it again".to_owned();
-    }
-    // CRI-O makes an empty file of that name (cri-o/cri-o#5463).
-    let podman = root.text(PODMAN).ok().filter(|_| is_own).unwrap_or_default();
-    if podman.lines().any(|line| line.starts_with("engine=\"podman")) {
-        const RUN: &str = "podman run --ulimit memlock=-1:-1";
-        return match podman.lines().any(|line| line.trim() == "rootless=1") {
-            true => format!("{RUN}, which without root gets no further than the hard limit of the user who starts it: raise that on the host (memlock in /etc/security/limits.d, and LimitMEMLOCK=infinity in user@.service), then log in again there"),
-            false => format!("{RUN}; no file of a container raises it"),
+    if let Some(runtime) = Runtime::of(machine, pid) {
+        return match runtime.memlock() {
+            Some(cure) => cure,
+            None if !runtime.confines() => {
+                let name = if runtime == Runtime::Apptainer { "Apptainer" } else { "Enroot" };
+                format!("{name} passes on the limit of the shell or job that starts it, so raise it there: {SLURM}; a shell: ulimit -l unlimited, or memlock in /etc/security/limits.d of the host")
+            }
+            None if own_users => format!("no file of a container raises it, and no capability of a user namespace does: docker run --ulimit memlock=-1, which gets no further than the limit of the daemon: LimitMEMLOCK=infinity in its unit (without root: in a drop-in of user@.service), then restart it. {KUBERNETES}"),
+            None => format!("no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root. {KUBERNETES}"),
         };
-    }
-    if is_own && machine.setting.container.is_some() || setting::container_of(&cgroup).is_some() {
-        if own_users {
-            return format!("no file of a container raises it, and no capability of a user namespace does: docker run --ulimit memlock=-1, which gets no further than the limit of the daemon: LimitMEMLOCK=infinity in its unit (without root: in a drop-in of user@.service), then restart it. {KUBERNETES}");
-        }
-        return format!("no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root. {KUBERNETES}");
     }
     // What systemd's manager of a user starts has that manager's limit; PAM never sees it.
     if cgroup.contains("/user@") {
         return "LimitMEMLOCK=infinity in a drop-in of user@.service (systemctl edit user@.service), then end all sessions of that user and log in again".to_owned();
     }
-    if let Some((_, rest)) = cgroup.split_once("/system.slice/") {
-        let unit = rest.split(['/', '\n']).find(|part| part.ends_with(".service"));
-        return match unit {
+    if cgroup.contains("/system.slice/") {
+        return match Unit::of(root, &cgroup) {
             // A login that has no session of its own shows that sshd did not ask PAM.
-            Some("ssh.service" | "sshd.service") => {
+            Some(unit) if unit.is_sshd() => {
                 "UsePAM yes in sshd_config, so that pam_limits sets the limit of a login, then log in again".to_owned()
             }
-            Some(unit) => format!("LimitMEMLOCK=infinity in {unit} (systemctl edit {unit}), then restart it"),
+            Some(unit) if unit.is_scope() => {
+                format!("a scope has the limit of the shell that started it, so raise it there: {}", files.login())
+            }
+            Some(unit) => unit.with(&["LimitMEMLOCK=infinity".to_owned()]),
             None => SERVICE.to_owned(),
         };
     }
@@ -555,14 +500,6 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
         Files::Own(_) => files.login(),
         _ => format!("{}; {SERVICE}; {SLURM}", files.login()),
     }
-}
-
-/// Returns whether a process is in the container that this one is in, or on the host that it is on.
-fn is_here(machine: &Machine, pid: &str) -> bool {
-    let root = machine.root;
-    let cgroup = |pid: &str| root.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let in_same = || !kernel::has_initial_pids(root) || cgroup(pid) == cgroup("self");
-    pid == "self" || machine.setting.container.is_some() && in_same()
 }
 
 /// Finds processes that have an RDMA device open and a limit that will stop them.
@@ -811,39 +748,6 @@ fn is_left(machine: &Machine, known: &Known) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn batch_systems_by_their_control_groups() {
-        let of = |cgroup: &str| BATCH.iter().find(|(word, _)| has_component(cgroup, word)).map(|(word, _)| *word);
-        for (cgroup, wanted) in [
-            ("0::/system.slice/flux.service", Some("flux")),
-            ("12:memory:/flux-fA2b/job\n0::/user.slice", Some("flux")),
-            ("0::/nomad.slice/share.slice/1f-train.scope", Some("nomad")),
-            ("0::/nomad/1f-train", Some("nomad")),
-            ("0::/pbspro.slice/pbspro-7.slice", Some("pbs")),
-            ("0::/system.slice/condor.service/htcondor", Some("condor")),
-            ("0::/system.slice/influxdb.service", None),
-            ("0::/system.slice/gnomad.service", None),
-            ("0::/user.slice/user-1000.slice", None),
-        ] {
-            assert_eq!(of(cgroup), wanted, "{cgroup}");
-        }
-    }
-
-    #[test]
-    fn control_groups_of_slurm_and_others_of_like_names() {
-        for (cgroup, wanted) in [
-            ("0::/system.slice/slurmstepd.scope/job_7/step_0", true),
-            ("5:memory:/slurm/uid_1000/job_7", true),
-            ("0::/system.slice/slurmd.service", true),
-            ("5:memory:/slurm_node1/uid_1000", true),
-            ("0::/system.slice/slurm-exporter.service", false),
-            ("0::/slurm/step_extern/", true),
-        ] {
-            assert_eq!(is_of_slurm(cgroup), wanted, "{cgroup}");
-            assert_eq!(is_adopted(cgroup), cgroup.contains("extern"), "{cgroup}");
-        }
-    }
 
     /// Kernels whose page is not 4 KiB, by whatever tells it.
     #[test]

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Tells why the kernel does not take an installed module: the GPU driver, or a part of the RDMA stack. Another
-//! modprobe would fail as the last one did.
+//! Tells why the kernel does not take a module: the GPU driver, or a part of the RDMA stack. Another modprobe would
+//! fail as the last one did.
 
 use super::limits;
 use super::module::{is_rejection, signatures_demanded};
+use crate::kernel;
 use crate::machine::{Machine, OFED_MODULE};
 use crate::module_file::{self, ModuleFile};
 
@@ -21,7 +22,60 @@ pub fn load_refused(machine: &Machine, name: &str) -> Option<LoadRefused> {
     if machine.setting.modules_in_containers() || machine.modules.contains_key(name) {
         return None;
     }
-    by_versions(machine, name).or_else(|| by_signature(machine, name))
+    let refused = by_versions(machine, name).or_else(|| by_signature(machine, name));
+    refused.or_else(|| not_installed(machine, name))
+}
+
+/// The modules of the RDMA stack, each with the option of the kernel that builds it.
+const OPTIONS: [(&str, &str); 9] = [
+    ("ib_uverbs", "CONFIG_INFINIBAND_USER_ACCESS"),
+    ("mlx5_ib", "CONFIG_MLX5_INFINIBAND"),
+    ("mlx4_ib", "CONFIG_MLX4_INFINIBAND"),
+    ("bnxt_re", "CONFIG_INFINIBAND_BNXT_RE"),
+    ("irdma", "CONFIG_INFINIBAND_IRDMA"),
+    ("efa", "CONFIG_INFINIBAND_EFA"),
+    ("erdma", "CONFIG_INFINIBAND_ERDMA"),
+    ("mana_ib", "CONFIG_MANA_INFINIBAND"),
+    ("ionic_rdma", "CONFIG_INFINIBAND_IONIC"),
+];
+
+/// Returns that a module of the RDMA stack is in no package that is installed for this kernel.
+fn not_installed(machine: &Machine, name: &str) -> Option<LoadRefused> {
+    let (_, option) = OPTIONS.iter().find(|(module, _)| *module == name)?;
+    let release = machine.release.as_deref()?;
+    let list = format!("{}/modules.dep", kernel::modules_dir(release));
+    let setting = &machine.setting;
+    // A container's own files do not show what the host has.
+    let is_told = setting.container.is_none() && machine.root.exists(&list);
+    if !is_told || module_file::chosen(machine.root, release, name).is_some() || is_built_in(machine, release, name) {
+        return None;
+    }
+    let by_maker = match name {
+        "efa" => "Amazon's driver of EFAs (aws-efa-installer)",
+        "erdma" => "Alibaba's driver of ERDMA",
+        "mlx5_ib" | "ib_uverbs" => "DOCA-OFED (package doca-ofed)",
+        // DOCA-OFED has no driver of theirs any more.
+        "mlx4_ib" => "MLNX_OFED 4.9, the last one for ConnectX-3",
+        _ => "its maker's driver",
+    };
+    let fix = match (&setting.fixed_system, setting.distribution.as_deref()) {
+        (Some(system), _) => {
+            format!("{system} is not changed in place: have its image, or an extension of it, bring {name} ({option} of its kernel)")
+        }
+        // vmware/photon#1228, spdk/spdk#1724: kernels for clouds have such drivers in a package of their own.
+        (None, Some("ubuntu")) if name != "erdma" => {
+            format!("install linux-modules-extra-{release}, or {by_maker}; then modprobe {name}")
+        }
+        _ => format!("install {by_maker}, or boot a kernel that is built with {option}; then modprobe {name}"),
+    };
+    let why = format!("{name} is not installed for kernel {release}");
+    Some(LoadRefused { why, fix, seen: format!("no {name} in {list}") })
+}
+
+/// Returns whether a module is part of the kernel itself.
+fn is_built_in(machine: &Machine, release: &str, name: &str) -> bool {
+    let list = machine.root.text(&format!("{}/modules.builtin", kernel::modules_dir(release))).unwrap_or_default();
+    list.lines().any(|file| module_file::is_module(file, name))
 }
 
 /// Returns that the loader found a module to be of another build than what it needs.

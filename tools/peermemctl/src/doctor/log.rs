@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Reads what the kernel log says of hung tasks, Xids, PCIe and NICs, beside this project's own lines.
 
-use super::{fabric, unload};
+use super::{fabric, hardware, unload};
 use crate::check::Check;
 use crate::log_words::{
     blocked_task, is_pcie_error, Nic, ACS_VIOLATION, FAILED_STATUS, FAULTED, FAULTS, FREE_CALLBACK, IOMMU, LOST_GPU,
@@ -9,10 +9,11 @@ use crate::log_words::{
 };
 use crate::machine::{Machine, NAME, OLD_MODULE};
 use crate::module_file::{self, ModuleFile};
-use crate::pci;
+use crate::pci::{self, Device, Iommu};
+use crate::rdma;
 use crate::root::{Missing, Root};
 use crate::text;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Functions of the RDMA core in which a free callback waits.
 const WAITS: [&str; 4] =
@@ -29,7 +30,7 @@ const OF_DRIVER: [&str; 6] = [DRIVER, "nvidia_uvm", "nvidia_modeset", "nvidia_dr
 const GDRCOPY: &str = "gdrdrv";
 const GPUDIRECT_STORAGE: &str = "nvidia_fs";
 const CALLED_BACK: [&str; 2] = [GDRCOPY, GPUDIRECT_STORAGE];
-const OF_RDMA: [&str; 20] = [
+const OF_RDMA: [&str; 22] = [
     "ib_core",
     "ib_uverbs",
     "rdma_cm",
@@ -42,6 +43,8 @@ const OF_RDMA: [&str; 20] = [
     "ib_peer_mem",
     "irdma",
     "ice",
+    "i40e",
+    "idpf",
     "efa",
     "efa_nv_peermem",
     "erdma",
@@ -77,7 +80,7 @@ const FATAL_XIDS: [(u32, &str, Asks); 26] = [
     (62, "the GPU's own controller has halted", Asks::Reset),
     (64, "a bad row of memory could not be remapped", Asks::Reset),
     (74, "NVLink error", Asks::Workflow("WORKFLOW_NVLINK_ERR")),
-    (79, "the GPU has fallen off the bus", Asks::Reboot),
+    (FALLEN, "the GPU has fallen off the bus", Asks::Reboot),
     (95, "uncontained memory error", Asks::Reset),
     (109, "a context of the GPU could not be switched", Asks::Reset),
     (110, "security fault", Asks::Reset),
@@ -98,6 +101,8 @@ const FATAL_XIDS: [(u32, &str, Asks); 26] = [
     (156, "a part of the GPU has to be retired", Asks::Reset),
     (158, "fatal timeout of the GPU", Asks::Reset),
 ];
+/// The Xid of a GPU that has fallen off the bus.
+const FALLEN: u32 = 79;
 const NVLINK5: Asks = Asks::Workflow("WORKFLOW_NVLINK5_ERR");
 /// The Xids for which that column has RESTART_APP, IGNORE, or another Xid that comes with them. Each
 /// pair is the first and the last of a range.
@@ -314,7 +319,8 @@ fn taken_away(machine: &Machine) -> Option<Check> {
 
 /// Finds a task that waits in the driver of a NIC, where nothing tells for whom.
 fn blocked_in_nic(machine: &Machine) -> Option<Check> {
-    let in_driver = |stack: &str| OF_RDMA.iter().any(|module| names(stack, module));
+    let modules: Vec<&str> = OF_RDMA.into_iter().filter(|module| is_of_rdma(machine, module)).collect();
+    let in_driver = |stack: &str| modules.iter().any(|module| names(stack, module));
     let Hung { task, evidence, .. } = hung_by_log(machine, in_driver)?;
     Some(
         Check::warn(
@@ -392,7 +398,7 @@ fn names(stack: &str, module: &str) -> bool {
 }
 
 /// Returns a task that the kernel reported as blocked with such a stack, and that may wait still.
-fn hung_by_log(machine: &Machine, is_it: fn(&str) -> bool) -> Option<Hung> {
+fn hung_by_log(machine: &Machine, is_it: impl Fn(&str) -> bool + Copy) -> Option<Hung> {
     let log = machine.log.as_ref().ok()?;
     let lines: Vec<(u64, &str)> = machine.log_times.iter().copied().zip(log.iter().map(String::as_str)).collect();
     for (n, (_, head)) in lines.iter().enumerate().rev() {
@@ -423,7 +429,7 @@ fn stack_of_report(lines: &[(u64, &str)]) -> String {
 
 /// Returns whether a task that the log names may wait still: it is there under that name, and nothing tells
 /// that it can be woken or is elsewhere. Where tasks cannot be seen, the log stands.
-fn may_wait(machine: &Machine, comm: &str, tid: &str, is_it: fn(&str) -> bool) -> bool {
+fn may_wait(machine: &Machine, comm: &str, tid: &str, is_it: impl Fn(&str) -> bool) -> bool {
     let root = machine.root;
     let sees_tasks = root.exists("/proc/1/comm") || root.is_live();
     if !sees_tasks || !crate::kernel::has_initial_pids(root) {
@@ -549,7 +555,7 @@ fn xid_of(line: &str) -> Option<(&str, u32)> {
     let line = line.get(line.find("NVRM")?..)?;
     let Some((_, rest)) = line.split_once("Xid (") else {
         let gpu = line.split_once("GPU ")?.1.split_once(": GPU has fallen off the bus")?.0;
-        return Some((gpu.rsplit_once('.')?.0, 79)).filter(|_| pci::is_address(gpu));
+        return Some((gpu.rsplit_once('.')?.0, FALLEN)).filter(|_| pci::is_address(gpu));
     };
     let (gpu, rest) = rest.strip_prefix("PCI:").unwrap_or(rest).split_once(')')?;
     let digits: String = rest.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
@@ -558,7 +564,8 @@ fn xid_of(line: &str) -> Option<(&str, u32)> {
 
 /// Reports one Xid for each GPU: the last that needs somebody to act, unless the driver took that
 /// back, or else the last of all. What the driver itself asks for (Xid 154) takes precedence over
-/// what its catalogue says of another Xid.
+/// what its catalogue says of another Xid, and over both what nvidia-smi says now: no line of the log takes an
+/// Xid back after a reset.
 fn xid(machine: &Machine) -> Vec<Check> {
     const ID: &str = "log.xid";
     struct Fatal {
@@ -611,9 +618,22 @@ fn xid(machine: &Machine) -> Vec<Check> {
         };
         found.push(last);
     }
+    let is_recovered = |last: &Last| {
+        // Of power cables no recovery action tells.
+        let is_meant = last.fatal.as_ref().is_some_and(|fatal| !is_of_power(fatal.number));
+        let address = last.gpu.split_ascii_whitespace().next().map(|gpu| format!("{gpu}.0"));
+        let told = address.and_then(|address| machine.told(machine.pci(&address)?));
+        is_meant && told.is_some_and(|told| told.is_recovered)
+    };
     let check = |last: Last| {
         let gpu = last.gpu;
+        let is_over = is_recovered(&last);
         let check = match last.fatal {
+            Some(Fatal { number, what, .. }) if is_over => Check::ok(
+                ID,
+                format!("GPU {gpu} reported Xid {number} since the kernel was booted ({what}), and the GPU driver asks for nothing now"),
+            )
+            .seen("GPU Recovery Action of nvidia-smi -q is None"),
             Some(Fatal { number, what, fix }) => {
                 Check::warn(ID, format!("GPU {gpu} reported Xid {number} since the kernel was booted: {what}"), fix)
             }
@@ -625,17 +645,27 @@ fn xid(machine: &Machine) -> Vec<Check> {
                     last.number
                 ),
             ),
-            None => Check::ok(
-                ID,
-                format!(
-                    "GPU {gpu} reported Xid {} since the kernel was booted: an application's fault, or one that is over",
-                    last.number
-                ),
-            ),
+            None => {
+                // "Row Remapper: New row (0x...) marked for remapping, reset gpu to activate."
+                let rest = match last.line.contains("reset gpu to activate") {
+                    true => "a row of its memory is replaced at the next reset of that GPU, which can wait (Remapped Rows of nvidia-smi -q)",
+                    false => "an application's fault, or one that is over",
+                };
+                Check::ok(ID, format!("GPU {gpu} reported Xid {} since the kernel was booted: {rest}", last.number))
+            }
         };
-        check.seen(format!("kernel log: {}", last.line))
+        let mut check = check.seen(format!("kernel log: {}", last.line));
+        let gpus = machine.gpus();
+        let fallen = gpus.iter().find(|gpu| says_fallen(last.line, gpu));
+        check.follows = fallen.map(|gpu| cause_of_fall(machine, gpu)).filter(|cause| *cause != ID);
+        check
     };
     found.into_iter().map(check).collect()
+}
+
+/// Returns whether an Xid asks for power cables.
+fn is_of_power(number: u32) -> bool {
+    FATAL_XIDS.iter().any(|(xid, _, asks)| *xid == number && *asks == Asks::Power)
 }
 
 /// Returns the NVSwitch, the number and the words of an SXid that is fatal: "nvidia-nvswitch0: SXid
@@ -695,13 +725,43 @@ fn installed_version(machine: &Machine) -> Option<String> {
     ModuleFile::read(machine.root, &path).ok()?.field("version").map(str::to_owned)
 }
 
+/// The folders in which distributions have libcuda.
+pub const LIBRARIES: [&str; 5] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
+];
+/// The beginning of the name of that library's file, which ends with the version of its driver.
+pub const LIBCUDA: &str = "libcuda.so.";
+
+/// Returns the version of the libraries that the loaded nvidia.ko last refused, and the line.
+fn refused_libraries<'a>(machine: &'a Machine) -> Option<(&'a str, &'a str)> {
+    let loaded = machine.driver.as_ref()?.version.as_deref()?;
+    // Lines about another nvidia.ko than the loaded one are history.
+    let of = |line| refused_version(line).filter(|(_, module)| *module == loaded).map(|(client, _)| (client, line));
+    machine.log.iter().flatten().rev().map(String::as_str).find_map(of)
+}
+
+/// Returns whether the host's own libraries are those that nvidia.ko refused, so that nvidia-smi tells nothing.
+pub fn refuses_own_libraries(machine: &Machine) -> bool {
+    refused_libraries(machine).is_some_and(|(version, _)| is_of_host(machine, version))
+}
+
+/// Returns whether the libraries of this host are of a version that nvidia.ko refused: their files say so, or
+/// nvidia-smi, which is the host's own, names no GPU.
+fn is_of_host(machine: &Machine, version: &str) -> bool {
+    let is_silent = machine.smi.as_ref().is_ok_and(BTreeMap::is_empty);
+    let has_file = || LIBRARIES.iter().any(|folder| machine.root.exists(&format!("{folder}/{LIBCUDA}{version}")));
+    machine.setting.container.is_none() && (is_silent || has_file())
+}
+
 /// Finds programs whose libraries are of another driver than nvidia.ko: CUDA does not start in
 /// them.
 fn other_version(machine: &Machine) -> Option<Check> {
     let loaded = machine.driver.as_ref()?.version.as_deref()?;
-    // Lines about another nvidia.ko than the loaded one are history.
-    let of = |line| refused_version(line).filter(|(_, module)| *module == loaded).map(|(client, _)| (client, line));
-    let (version, line) = machine.log.iter().flatten().rev().map(String::as_str).find_map(of)?;
+    let (version, line) = refused_libraries(machine)?;
     const RUNTIME: &str =
         "have the container runtime bring the host's libcuda (NVIDIA's container toolkit), and none in the image";
     let installed = installed_version(machine).filter(|installed| installed != loaded);
@@ -709,6 +769,10 @@ fn other_version(machine: &Machine) -> Option<Check> {
         (Some(_), _) => RUNTIME.to_owned(),
         (None, Some(installed)) => format!(
             "the driver was updated to {installed} (nvidia-smi says \"Driver/library version mismatch\"): {}; or reboot when nobody uses the GPUs",
+            unload::reload_driver(machine)
+        ),
+        (None, None) if is_of_host(machine, version) => format!(
+            "the libraries of this host were updated to {version}, and nvidia.ko was not: build or install that of {version} (dkms status tells whether it was built; Ubuntu: linux-modules-nvidia-*), or go back to the libraries of {loaded}; then {}; or reboot when nobody uses the GPUs",
             unload::reload_driver(machine)
         ),
         (None, None) => format!("that program brings a libcuda of driver {version}: have it take the installed one (LD_LIBRARY_PATH, ldconfig -p | grep libcuda); if it runs in a container, {RUNTIME}"),
@@ -729,6 +793,25 @@ fn is_harmless(number: u32, line: &str) -> bool {
     line.contains(" Nonfatal ") || HARMLESS_XIDS.iter().any(|(from, to)| (*from..=*to).contains(&number))
 }
 
+/// Returns whether a module takes part in RDMA: a network driver does where the module is loaded that makes its RDMA
+/// devices.
+fn is_of_rdma(machine: &Machine, module: &str) -> bool {
+    OF_RDMA.contains(&module) && rdma::memory_module(module).is_none_or(|of| machine.modules.contains_key(of))
+}
+
+/// Returns why the health of a NIC matters to no GPU: it is no RDMA device, or none that a GPU needs.
+fn is_needless(machine: &Machine, address: &str) -> Option<&'static str> {
+    let device = machine.rdma.iter().find(|nic| nic.pci.as_deref() == Some(address));
+    match device {
+        Some(device) => hardware::spare(machine, device),
+        // One that is sick may have lost its device.
+        None => {
+            let driver = machine.pci(address)?.driver.as_deref()?;
+            (!is_of_rdma(machine, driver)).then_some("it is no RDMA device")
+        }
+    }
+}
+
 /// Finds what drivers of NICs last said of their health: one finding for each driver.
 fn nic_health(machine: &Machine) -> Vec<Check> {
     let has = |line: &str, words: &[&str]| words.iter().any(|word| line.contains(word));
@@ -738,9 +821,18 @@ fn nic_health(machine: &Machine) -> Vec<Check> {
     for line in machine.log.iter().flatten().rev() {
         let Some(at) = NICS.iter().position(|nic| line.contains(nic.driver)) else { continue };
         let (Some(of), Some(found)) = (NICS.get(at), sick.get_mut(at)) else { continue };
+        // A NIC that a GPU needs goes before others.
+        let is_better = || match *found {
+            None => true,
+            Some((_, Some(before))) => {
+                let needless = |nic| is_needless(machine, nic).is_some();
+                needless(before) && address(line).is_some_and(|nic| !needless(nic))
+            }
+            Some((_, None)) => false,
+        };
         if has(line, of.well) {
             well.insert(address(line));
-        } else if found.is_none() && has(line, of.sick) && !well.contains(&address(line)) {
+        } else if has(line, of.sick) && !well.contains(&address(line)) && is_better() {
             *found = Some((line, address(line)));
         }
     }
@@ -748,17 +840,28 @@ fn nic_health(machine: &Machine) -> Vec<Check> {
         let driver = of.driver.trim_end();
         let name = nic.unwrap_or("a NIC");
         let at = nic.map_or(String::new(), |nic| format!(" pci/{nic}"));
-        let reset = match (driver, &machine.setting.virtual_machine) {
-            ("mlx5_core", None) => "reset the NIC (mlxfwreset)",
-            (_, None) => "reset the NIC",
-            _ => "have the host of this virtual machine reset the NIC",
+        let is_bluefield = match nic {
+            Some(nic) => machine.pci(nic).is_some_and(Device::is_bluefield),
+            None => machine.devices.iter().any(Device::is_bluefield),
         };
+        let last = match (driver, &machine.setting.virtual_machine) {
+            ("mlx5_core", None) if is_bluefield => "look at the Arm system of that BlueField (console by rshim or its BMC), then power this machine off and on again; no mlxfwreset, which would reset or shut down that system as well",
+            ("mlx5_core", None) => "reset the NIC (mlxfwreset) or reboot",
+            (_, None) => "reset the NIC or reboot",
+            _ => "have the host of this virtual machine reset the NIC or reboot",
+        };
+        let what = format!("{driver} reported that {name} is not healthy");
+        let seen = format!("kernel log: {line}");
+        // A reset would take the network away that this machine is reached by.
+        if let Some(why) = nic.and_then(|nic| is_needless(machine, nic)) {
+            return Check::skip(of.id, format!("{what}; {why}")).seen(seen);
+        }
         Check::warn(
             of.id,
-            format!("{driver} reported that {name} is not healthy"),
-            machine.setting.on_host(&format!("devlink health show{at}; if it does not recover, {reset} or reboot")),
+            what,
+            machine.setting.on_host(&format!("devlink health show{at}; if it does not recover, {last}")),
         )
-        .seen(format!("kernel log: {line}"))
+        .seen(seen)
     };
     NICS.iter().zip(sick).filter_map(|(of, found)| Some((of, found?))).map(check).collect()
 }
@@ -841,10 +944,10 @@ fn refused_by_acs(machine: &Machine) -> Option<Check> {
     )
 }
 
-/// Finds GPUs and NICs with an uncorrectable error of PCIe, at themselves or at a port above them, after
-/// which the kernel did not report that it recovered. nvidia.ko takes no part in that: "can't recover (no
-/// error_detected callback)" (NVIDIA/open-gpu-kernel-modules#1229).
-fn pcie_error(machine: &Machine) -> Option<Check> {
+/// Returns the GPUs and NICs with an uncorrectable error of PCIe, at themselves or at a port above them, after
+/// which the kernel did not report that it recovered, each with the line. nvidia.ko takes no part in that: "can't
+/// recover (no error_detected callback)" (NVIDIA/open-gpu-kernel-modules#1229).
+fn with_pcie_error<'a>(machine: &'a Machine) -> Vec<(String, &'a String)> {
     // Pairs each device with its own address and those of the ports above it.
     let way = |name: String, address: String| {
         let device = machine.devices.iter().find(|device| device.address == address);
@@ -871,8 +974,39 @@ fn pcie_error(machine: &Machine) -> Option<Check> {
             !is_it
         });
     }
+    lost
+}
+
+/// Returns whether nvidia.ko, since it was loaded, said that a GPU has fallen off the bus.
+pub fn fell_off(machine: &Machine, gpu: &Device) -> bool {
+    machine.log_of_driver().iter().any(|line| says_fallen(line, gpu))
+}
+
+/// Returns whether a line says so.
+pub fn says_fallen(line: &str, gpu: &Device) -> bool {
+    xid_of(line).is_some_and(|(of, number)| {
+        number == FALLEN && gpu.address.strip_prefix(of).is_some_and(|rest| rest.starts_with('.'))
+    })
+}
+
+/// Returns the finding that a GPU which has fallen off the bus follows from: the link above it was lost.
+pub fn cause_of_fall(machine: &Machine, gpu: &Device) -> &'static str {
+    let name = format!("GPU {}", gpu.address);
+    match with_pcie_error(machine).iter().any(|(lost, _)| *lost == name) {
+        true => "log.pcie",
+        false => "log.xid",
+    }
+}
+
+/// Reports those devices, and says what has fallen off the bus with its link.
+fn pcie_error(machine: &Machine) -> Option<Check> {
+    let lost = with_pcie_error(machine);
     let (_, line) = lost.first()?;
     let names: Vec<&str> = lost.iter().map(|(name, _)| name.as_str()).collect();
+    let fallen = machine
+        .gpus()
+        .into_iter()
+        .any(|gpu| names.contains(&format!("GPU {}", gpu.address).as_str()) && fell_off(machine, gpu));
     let look = "look at slot, riser, cable and power";
     let look = match machine.setting.virtual_machine {
         Some(_) => machine.setting.on_hardware(look),
@@ -885,19 +1019,33 @@ fn pcie_error(machine: &Machine) -> Option<Check> {
                 "PCIe lost transfers of {} by an uncorrectable error since the kernel was booted, and no recovery is reported",
                 names.join(", ")
             ),
-            format!(
-                "start the programs again; if a device does not answer, {}; if that comes again, {look}",
-                machine.setting.on_host("reboot")
-            ),
+            match fallen {
+                true => format!("{}; if that comes again, {look}", machine.setting.on_host("reboot")),
+                false => format!(
+                    "start the programs again; if a device does not answer, {}; if that comes again, {look}",
+                    machine.setting.on_host("reboot")
+                ),
+            },
         )
         .seen(format!("kernel log: {line}")),
     )
 }
 
-/// Finds accesses of a GPU or a NIC that the IOMMU blocked.
+/// Finds accesses of a GPU or a NIC that the IOMMU blocked. Where it lets all addresses of the device through now, that
+/// is over; so is what the firmware's own driver of a NIC did before that of the kernel came.
 fn blocked_by_iommu(machine: &Machine) -> Option<Check> {
     let devices = devices(machine);
-    let of = |line: &String| {
+    let log = machine.log.as_deref().unwrap_or_default();
+    let is_over = |at: usize, address: &str| {
+        let Some(device) = machine.pci(address) else { return false };
+        let of_driver = |line: &String| {
+            let driver = device.driver.as_deref().filter(|driver| line.starts_with(*driver));
+            driver.is_some() && line.contains(address)
+        };
+        let came_later = log.iter().position(of_driver).is_some_and(|first| first > at);
+        device.iommu == Iommu::Identity || came_later
+    };
+    let of = |(at, line): (usize, &String)| {
         if !IOMMU.iter().any(|word| line.contains(word)) {
             return None;
         }
@@ -907,10 +1055,10 @@ fn blocked_by_iommu(machine: &Machine) -> Option<Check> {
             let forms = [address.to_owned(), format!("[{short}]"), format!("device={short} ")];
             forms.iter().any(|form| line.contains(form))
         };
-        let (name, _) = devices.iter().find(|(_, address)| is_it(address))?;
+        let (name, _) = devices.iter().find(|(_, address)| is_it(address) && !is_over(at, address))?;
         Some((name.clone(), line.clone()))
     };
-    let Some((name, line)) = machine.log.iter().flatten().rev().find_map(of) else {
+    let Some((name, line)) = log.iter().enumerate().rev().find_map(of) else {
         let is_nameless =
             |line: &&String| line.contains("arm-smmu") && SMMU_NAMELESS.iter().any(|words| line.contains(words));
         let line = machine.log.iter().flatten().rfind(is_nameless)?;
@@ -921,14 +1069,14 @@ fn blocked_by_iommu(machine: &Machine) -> Option<Check> {
         Check::warn(
             "log.iommu",
             format!("the IOMMU blocked an access of {name}: transfers between GPUs and NICs get lost where it does"),
-            format!("{}, unless a program freed memory that was in use", machine.setting.identity_iommu()),
+            format!("{}, unless a program freed memory that was in use", machine.identity_iommu()),
         )
         .seen(format!("kernel log: {line}")),
     )
 }
 
 /// Returns what brings a GPU back that only a new start of the machine does.
-fn reboot_for_gpu(machine: &Machine) -> String {
+pub fn reboot_for_gpu(machine: &Machine) -> String {
     match &machine.setting.virtual_machine {
         Some(_) => restart_guest(machine),
         None => format!(

@@ -2,20 +2,22 @@
 //! `doctor`: sections of checks, causes before what follows from them.
 
 mod api;
+pub mod batch;
 mod cause;
 mod clients;
 mod consumers;
 mod cure;
 pub mod devices;
-mod driver;
+pub(crate) mod driver;
 mod fabric;
 mod gpus;
 pub mod hardware;
 pub mod limits;
 mod load_refused;
-mod log;
+pub mod log;
 mod module;
 mod registrations;
+pub mod runtime;
 mod selftest;
 mod setting;
 pub mod unload;
@@ -101,7 +103,8 @@ pub fn examine(machine: &Machine, environment: &Environment, asked: &[String]) -
         first.checks.extend(setting::unread(machine));
     }
     let found: Vec<&Check> = sections.iter().flat_map(|section| &section.checks).collect();
-    let pairs = way::pairs(machine, &found);
+    let mut pairs = way::pairs(machine, &found);
+    pairs.retain(|pair| consumer::may_see(machine, environment, &pair.gpu.address));
     let ways = ways::verdicts(&pairs);
     let has_way = |pair: &&way::Pair| [Way::PeerMemory, Way::DmaBuf].iter().any(|way| pair.way(*way).is_yes());
     let with_way: BTreeSet<&str> = pairs.iter().filter(has_way).map(|pair| pair.gpu.address.as_str()).collect();

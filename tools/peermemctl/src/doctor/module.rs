@@ -48,6 +48,12 @@ fn file(machine: &Machine) -> Vec<Check> {
     if machine.file.is_none() && machine.setting.container.is_some() && !machine.root.exists(&list) {
         return vec![Check::skip(ID, "which module the host would load cannot be seen from this container").seen(list)];
     }
+    // A service with ProtectKernelModules= finds no file there at all.
+    let folder = kernel::modules_dir(release);
+    if machine.file.is_none() && !machine.setting.is_fixed() && machine.root.names(&folder).is_empty() {
+        let message = format!("whether nvidia-peermem.ko is installed cannot be read: nothing of {folder} is seen here, as in a service with ProtectKernelModules=yes");
+        return vec![Check::skip(ID, message).seen(folder)];
+    }
     let Some(file) = &machine.file else {
         return vec![match module_file::chosen(machine.root, release, NAME) {
             Some(path) => {
@@ -102,6 +108,9 @@ fn file(machine: &Machine) -> Vec<Check> {
             format!("{what}, although ours is installed as {}", ours.path),
             "make install (writes /etc/depmod.d/nvidia-peermem-rust.conf and runs depmod)",
         ),
+        (Maker::Nvidia, None) if driver::is_other_architecture(machine) => {
+            Check::ok(ID, format!("{what}; ours is for {}", facts::ARCHITECTURES.join(" and ")))
+        }
         (Maker::Nvidia, None) if driver::is_too_old(machine) => {
             let oldest = facts::DRIVER_TOO_OLD.before.unwrap_or_default();
             Check::ok(ID, format!("{what}; ours is for drivers from {oldest} on"))
@@ -111,7 +120,7 @@ fn file(machine: &Machine) -> Vec<Check> {
             format!("{what}; ours is not installed for kernel {release}"),
             "in this project's folder: make && make install",
         ),
-        (_, None) => Check::warn(ID, what, "in this project's folder: make && make install"),
+        (_, None) => Check::warn(ID, what, machine.install_it()),
     };
     let verdict = others.iter().fold(verdict.seen(list), |check, other| {
         check.seen(format!("also there: {} ({})", other.path, whose(other.maker())))
@@ -207,7 +216,7 @@ fn stub(machine: &Machine, file: &ModuleFile) -> Option<Check> {
             works(machine),
             "module.stub",
             "NVIDIA's nvidia-peermem.ko is an empty one, built where the peer-memory API was not seen: modprobe says \"Invalid argument\"",
-            "make install (ours decides at load time), or install the GPU driver again now that the RDMA stack is there",
+            driver::other_client(machine).unwrap_or_else(|| "make install (ours decides at load time), or install the GPU driver again now that the RDMA stack is there".to_owned()),
         )
         .seen(format!("no ib_register_peer_memory_client in {}", file.path))
     })

@@ -242,7 +242,7 @@ fn fix(machine: &Machine, reason: &str) -> String {
         "not_pci" => "use a NIC that the GPU can reach: peermemctl topo",
         "topology" => return format!("use a NIC that the GPU can reach (peermemctl topo); or {}", way::topology_cure(machine)),
         "dma_mapping" => {
-            return format!("{}; see the DMAR, AMD-Vi or SMMU lines in the kernel log", machine.setting.identity_iommu())
+            return format!("{}; see the DMAR, AMD-Vi or SMMU lines in the kernel log", machine.identity_iommu())
         }
         "no_memory" => "free memory of the host",
         "too_many_entries" => "register smaller pieces",

@@ -241,7 +241,7 @@ pub fn usable(
     };
     let plain = || best(&mut pairs.iter().map(|pair| of_way(pair, Way::PeerMemory)));
     let of_consumer = |consumer: &Consumer, environment: &Environment| {
-        let pairings = consumer::pairings(machine);
+        let pairings = consumer::pairings_for(machine, environment);
         let of = |pairing: &consumer::Pairing| {
             let is_it = |pair: &&Pair| pair.gpu.address == pairing.gpu.address && pair.nic.name == pairing.nic.name;
             match consumer.does(pairing, machine, environment) {
@@ -278,7 +278,7 @@ fn unsure_of(machine: &Machine, environment: &Environment, asked: &[String]) -> 
     };
     let of_program = consumers.iter().find_map(|consumer| consumer.not_understood(environment));
     of_program.or_else(|| {
-        let pairings = consumer::pairings(machine);
+        let pairings = consumer::pairings_for(machine, environment);
         consumers.iter().find_map(|consumer| {
             // One pair that is understood is enough.
             let of = |pairing| (consumer.unsure_of)(machine, pairing, environment);
@@ -314,7 +314,7 @@ pub fn refused_to(
     };
     let of_program = |name: &String| {
         let (consumer, environment) = (consumer_of(name)?, environment_of(name, environment));
-        let pairings = consumer::pairings(machine);
+        let pairings = consumer::pairings_for(machine, &environment);
         let refusal = |pairing| match consumer.does(pairing, machine, &environment) {
             Does::Copies(refusal) => Some(refusal),
             _ => None,
@@ -363,7 +363,7 @@ pub fn why_unknown(
 /// Returns why it is not known what a program that was asked about does: it takes no way here that is
 /// known, and one may be open to it.
 fn does_unknown(machine: &Machine, environment: &Environment, asked: &[String]) -> Option<String> {
-    let pairings = consumer::pairings(machine);
+    let pairings = consumer::pairings_for(machine, environment);
     asked.iter().find_map(|name| {
         let (consumer, environment) = (consumer_of(name)?, environment_of(name, environment));
         let mut unknown = None;

@@ -4,36 +4,31 @@
 
 mod tables;
 
-use crate::environment::assignment;
-use std::collections::BTreeMap;
+use crate::environment::{assignment, OURS};
+use crate::modprobe;
+use crate::root::{Missing, Root};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use tables::{
-    APPTAINER_FLAGS, BUILTINS, CONTAINER_FLAGS, FOREIGN, HARMLESS, MPI_NONE, MPI_ONE, SRUN_FLAGS, SRUN_LONG_FLAGS,
-    SRUN_LONG_WORDS, VERBS, WRAPPERS,
+    Wrapper, APPTAINER_FLAGS, BUILTINS, COMMANDS, CONTAINER_FLAGS, FOREIGN, HARMLESS, JOBS, MPI_HOSTS, MPI_NONE,
+    MPI_ONE, OPEN_MPI, OPEN_MPI_OF_USER, SRUN_FLAGS, SRUN_LONG_FLAGS, SRUN_LONG_WORDS, SRUN_WORDS, SUDO_FLAGS,
+    SUDO_WORDS, VERBS, WRAPPERS,
 };
 
 /// The environment that a command line makes.
-pub struct Launched {
+pub struct Launched<'a> {
     pub variables: BTreeMap<String, String>,
     /// The things that may set or take away variables in a way that is not understood.
     pub not_understood: Vec<String>,
-    /// Files of variables that are to be read.
-    pub files: Vec<EnvFile>,
     /// The user as whom sudo runs the program.
     pub user: Option<String>,
-    /// Returns whether a path is known to be no program.
-    is_data: fn(&str) -> bool,
-    /// Returns whether a path is known to be a script of a shell.
-    is_script: fn(&str) -> bool,
-}
-
-/// A file of variables that a launcher is given.
-pub enum EnvFile {
-    /// Lines of `NAME=VALUE`, with quotes as a part of the value (`docker --env-file`).
-    Plain(String),
-    /// A script of a shell (`apptainer --env-file`).
-    Script(String),
+    /// The folder in which the program is started, if that is known.
+    pub folder: Option<String>,
+    /// Whether the program may run on another machine or in a container, where other files are.
+    pub is_elsewhere: bool,
+    root: &'a Root,
 }
 
 /// The deepest level at which launchers may start launchers.
@@ -41,15 +36,12 @@ const DEEPEST: usize = 16;
 
 type Words<'a> = std::iter::Peekable<std::slice::Iter<'a, String>>;
 
-impl Launched {
-    /// Reads a command line that is started with these variables. `here` says that it is started on
-    /// this machine and in this folder: then files tell which of its words are no programs.
-    pub fn read(variables: BTreeMap<String, String>, words: &[String], here: bool) -> Self {
-        let nothing: fn(&str) -> bool = |_| false;
-        let (is_data, is_script) =
-            if here { (is_data as fn(&str) -> bool, is_script as fn(&str) -> bool) } else { (nothing, nothing) };
-        let mut launched =
-            Self { variables, not_understood: Vec::new(), files: Vec::new(), user: None, is_data, is_script };
+impl<'a> Launched<'a> {
+    /// Reads a command line that is started with these variables and in this folder. On this machine, files tell
+    /// which of its words are no programs.
+    pub fn read(root: &'a Root, variables: BTreeMap<String, String>, folder: Option<String>, words: &[String]) -> Self {
+        let not_understood = Vec::new();
+        let mut launched = Self { variables, not_understood, user: None, folder, is_elsewhere: false, root };
         launched.command(words, 0);
         launched.overlooked(words);
         launched
@@ -66,7 +58,7 @@ impl Launched {
             // `-eNAME=VALUE`, `--export=ALL,NAME=VALUE`
             let parts = word.split([',', ' ']).filter(|part| is_of_a_library(part));
             let is_read = |part: &str| {
-                let start = LIBRARIES.iter().filter_map(|library| part.find(library)).min().unwrap_or(0);
+                let start = OURS.iter().filter_map(|library| part.find(library)).min().unwrap_or(0);
                 let found = part.get(start..).and_then(assignment);
                 found
                     .is_some_and(|(name, value)| self.variables.get(&name).is_some_and(|read| read.starts_with(&value)))
@@ -87,6 +79,37 @@ impl Launched {
         }
     }
 
+    /// Notes that the program may run somewhere else, with variables and files that are there.
+    fn elsewhere(&mut self, what: &str) {
+        self.is_elsewhere = true;
+        self.note(what);
+    }
+
+    /// Takes note of a change of the working directory.
+    fn enter(&mut self, folder: &str) {
+        self.folder = match &self.folder {
+            _ if folder.starts_with('/') => Some(folder.to_owned()),
+            Some(own) => Some(format!("{own}/{folder}")),
+            None => None,
+        };
+    }
+
+    /// Returns the path of a file that is named in the folder in which the program is started.
+    fn path(&self, file: &str) -> String {
+        match &self.folder {
+            Some(folder) if !file.starts_with('/') => format!("{folder}/{file}"),
+            _ => file.to_owned(),
+        }
+    }
+
+    /// Reads a file that a launcher is given.
+    fn text(&mut self, file: &str) -> String {
+        self.root.text(&self.path(file)).unwrap_or_else(|_| {
+            self.note(&format!("{file}, which cannot be read"));
+            String::new()
+        })
+    }
+
     fn set(&mut self, found: Option<(String, String)>) {
         self.variables.extend(found);
     }
@@ -102,7 +125,7 @@ impl Launched {
         if depth > DEEPEST {
             return self.note("more launchers than this program follows");
         }
-        let name = word.rsplit('/').next().unwrap_or(word);
+        let name = base(word);
         match name {
             "env" => self.env(&mut words),
             "sudo" | "doas" => self.sudo(&mut words),
@@ -112,26 +135,11 @@ impl Launched {
             "apptainer" | "singularity" => self.apptainer(name, &mut words),
             "kubectl" => return self.kubectl(words, depth),
             "bash" | "sh" | "dash" | "zsh" => return self.shell(name, words, depth),
-            _ if FOREIGN.contains(&name) => return self.note(name),
-            _ => match WRAPPERS.iter().find(|(wrapper, ..)| *wrapper == name) {
-                Some((_, with_word, before)) => skip(&mut words, with_word, *before),
-                // The program; its arguments set nothing, unless they look as if they did.
-                None => {
-                    let rest: Vec<&String> = words.collect();
-                    if is_named_as_script(name) || word.contains('/') && (self.is_script)(word) {
-                        self.note(&format!("the script {word}"));
-                    } else if let Some(verb) = verb_of_a_launcher(word, &rest) {
-                        self.note(&format!("{name} {verb}, which starts a program somewhere else"));
-                    } else if let Some(word) =
-                        rest.iter().find(|word| is_of_a_library(word) || mentions_a_library(word))
-                    {
-                        self.note(&format!("{name} with {word}"));
-                    } else if !word.contains('/') && rest.iter().any(|word| is_a_program(word) && !(self.is_data)(word))
-                    {
-                        self.note(&format!("{name}, which starts another program"));
-                    }
-                    return;
-                }
+            "exec" => self.exec(&mut words),
+            _ if FOREIGN.contains(&name) => return self.elsewhere(name),
+            _ => match WRAPPERS.iter().find(|wrapper| wrapper.name == name) {
+                Some(wrapper) => self.wrapper(wrapper, &mut words),
+                None => return self.program(word, &words.collect::<Vec<_>>()),
             },
         }
         let rest: Vec<String> = words.cloned().collect();
@@ -142,12 +150,108 @@ impl Launched {
         self.command(&rest, depth + 1);
     }
 
+    /// Reads the program. Its arguments set nothing, unless they look as if they did, or as if it started another one.
+    fn program(&mut self, word: &str, arguments: &[&String]) {
+        let name = base(word);
+        let sets = |word: &&&String| is_of_a_library(word) || mentions_a_library(word);
+        if word.starts_with('-') {
+            self.note(&format!("{word} in the place of a program"));
+        } else if is_named_as_script(name) || word.contains('/') && self.root.is_live() && is_script(&self.path(word)) {
+            self.note(&format!("the script {word}"));
+        } else if let Some(verb) = verb_of_a_launcher(word, arguments) {
+            self.elsewhere(&format!("{name} {verb}, which starts a program somewhere else"));
+        } else if let Some(word) = arguments.iter().find(sets) {
+            self.note(&format!("{name} with {word}"));
+        } else if let Some(other) = self.other_program(word, arguments) {
+            self.elsewhere(&format!("{name} with {other}, which may start another program"));
+        }
+    }
+
+    /// Returns the argument which shows that a command starts another program, a shell or a script.
+    fn other_program<'w>(&self, command: &str, arguments: &[&'w String]) -> Option<&'w str> {
+        let is_command = |word: &str| {
+            let name = base(word);
+            is_named_as_script(name) || SHELLS.contains(&name) || COMMANDS.contains(&name) || is_python(name)
+        };
+        let words = arguments.iter().map(|word| word.as_str());
+        if is_python(base(command)) {
+            let module = words.clone().skip_while(|word| *word != "-m").nth(1);
+            let is_launcher = |module: &&str| module.split('.').next().is_some_and(|of| FOREIGN.contains(&of));
+            // What torchrun starts is a script of Python's, unless it is told otherwise.
+            let any = words.clone().any(|word| ["--no-python", "--no_python"].contains(&word));
+            return module.filter(is_launcher).or_else(|| words.clone().find(|word| any && is_command(word)));
+        }
+        let is_own = command.contains('/') && !is_of_system(command);
+        let before = std::iter::once("").chain(words.clone());
+        let after = words.clone().skip(1).chain([""]);
+        let mut all = before.zip(words.clone().zip(after));
+        // Where the command is, a file that is to be written is no program either.
+        let is_here = is_own && Path::new(&self.path(command)).exists();
+        let is_none = |path: &str| is_data(path) || is_here && !Path::new(path).exists();
+        let is_program = |word: &str| is_a_program(word) && !(self.root.is_live() && is_none(&self.path(word)));
+        let found = all.find(|(before, (word, after))| match is_own {
+            // A user's own program has values behind its options.
+            true if before.starts_with('-') && *before != "--" && !before.contains('=') => false,
+            true if *word == "--" => !after.starts_with('-') && !after.is_empty(),
+            true => is_program(word) || is_command(word),
+            false => is_program(word) || is_command(word) || word.ends_with(".py") || is_job(base(word)),
+        });
+        found.map(|(_, (word, _))| word)
+    }
+
+    /// Skips the options of a wrapper, and its words before the program. An option that is not known may take a word,
+    /// which would be taken for the program.
+    fn wrapper(&mut self, wrapper: &Wrapper, words: &mut Words) {
+        let mut before = wrapper.before;
+        loop {
+            while let Some(word) = words.next_if(|word| word.starts_with('-') && word.len() > 1) {
+                let option = word.split('=').next().unwrap_or_default();
+                // `-n5`, `-oL`
+                let has_word = |of: &&str| !of.starts_with("--") && option.starts_with(*of);
+                if word == "--" {
+                    break;
+                } else if wrapper.with_word.contains(&word.as_str()) {
+                    words.next();
+                } else if !wrapper.flags.contains(&option)
+                    && option == word
+                    && !wrapper.with_word.iter().any(has_word)
+                    // `nice -5`
+                    && word.get(1..).is_none_or(|number| number.parse::<u32>().is_err())
+                {
+                    self.note(&format!("{} {word}", wrapper.name));
+                }
+            }
+            if before == 0 {
+                return;
+            }
+            words.next();
+            before -= 1;
+        }
+    }
+
+    /// Reads exec, a word of shells.
+    fn exec(&mut self, words: &mut Words) {
+        while let Some(word) = words.next_if(|word| word.starts_with('-')) {
+            match word.as_str() {
+                "--" => break,
+                "-a" => drop(words.next()),
+                "-c" => self.variables.clear(),
+                "-l" => {}
+                _ => self.note(&format!("exec {word}")),
+            }
+        }
+    }
+
     fn env(&mut self, words: &mut Words) {
         while let Some(word) = words.next_if(|word| word.starts_with('-')) {
             match word.as_str() {
                 "-" | "-i" | "--ignore-environment" => self.variables.clear(),
                 "-u" | "--unset" => drop(words.next().map(|name| self.variables.remove(name))),
-                "-C" | "--chdir" => drop(words.next()),
+                "-C" | "--chdir" => {
+                    if let Some(folder) = words.next() {
+                        self.enter(folder);
+                    }
+                }
                 "--" => break,
                 "-0" | "--null" | "-v" | "--debug" => {}
                 "-S" | "--split-string" => {
@@ -156,8 +260,10 @@ impl Launched {
                 }
                 _ => match word.strip_prefix("--unset=").or_else(|| word.strip_prefix("-u")) {
                     Some(name) => drop(self.variables.remove(name)),
-                    None if word.starts_with("--chdir=") => {}
-                    None => self.note(&format!("env {word}")),
+                    None => match word.strip_prefix("--chdir=") {
+                        Some(folder) => self.enter(folder),
+                        None => self.note(&format!("env {word}")),
+                    },
                 },
             }
         }
@@ -176,11 +282,17 @@ impl Launched {
                 Some("login") => self.note(&format!("sudo {word} (the profile of a login)")),
                 Some("user") => user = words.next().cloned().unwrap_or_default(),
                 Some(long) => {
-                    if let Some(list) = long.strip_prefix("preserve-env=") {
-                        names.extend(list.split(',').map(str::to_owned));
-                    }
-                    if let Some(name) = long.strip_prefix("user=") {
-                        user = name.to_owned();
+                    let (option, value) = match long.split_once('=') {
+                        Some((option, value)) => (option, Some(value.to_owned())),
+                        None if SUDO_WORDS.contains(&long) => (long, words.next().cloned()),
+                        None => (long, None),
+                    };
+                    match (option, value) {
+                        ("preserve-env", Some(list)) => names.extend(list.split(',').map(str::to_owned)),
+                        ("user", Some(name)) => user = name,
+                        ("chdir", Some(folder)) => self.enter(&folder),
+                        _ if SUDO_WORDS.contains(&option) || SUDO_FLAGS.contains(&option) => {}
+                        _ => self.note(&format!("sudo {word}")),
                     }
                 }
                 // Several in one word: `-iu NAME`, `-uNAME`.
@@ -189,11 +301,14 @@ impl Launched {
                         match letter {
                             'E' => kept = true,
                             'i' => self.note(&format!("sudo {word} (the profile of a login)")),
+                            's' => self.note(&format!("sudo {word} (a shell)")),
                             letter if WITH_WORD.contains(letter) => {
                                 let rest = word.get(at + 1..).unwrap_or_default();
                                 let value = if rest.is_empty() { words.next().cloned() } else { Some(rest.to_owned()) };
-                                if letter == 'u' {
-                                    user = value.unwrap_or_default();
+                                match (letter, value) {
+                                    ('u', value) => user = value.unwrap_or_default(),
+                                    ('D', Some(folder)) => self.enter(&folder),
+                                    _ => {}
                                 }
                                 break;
                             }
@@ -205,22 +320,68 @@ impl Launched {
         }
         self.user = Some(user);
         if !kept {
+            let is_dropped = |name: &&String| is_ours(name) && !names.contains(name);
+            let dropped = self.variables.keys().find(is_dropped).filter(|name| self.sudo_may_keep(name)).cloned();
+            if let Some(name) = dropped {
+                self.note(&format!("sudo, whose sudoers may pass {name} on"));
+            }
             self.variables.retain(|name, _| names.contains(name));
+        }
+        self.of_login();
+    }
+
+    /// Returns whether sudo may pass a variable on by itself: by its configuration, or as that cannot be read.
+    fn sudo_may_keep(&self, name: &str) -> bool {
+        const FOLDER: &str = "/etc/sudoers.d";
+        let files = self.root.names(FOLDER).into_iter().map(|file| format!("{FOLDER}/{file}"));
+        let start = name.split('_').next().unwrap_or(name);
+        std::iter::once("/etc/sudoers".to_owned()).chain(files).any(|file| match self.root.text(&file) {
+            Ok(text) => text.lines().filter(|line| !line.trim_start().starts_with('#')).any(|line| {
+                line.contains("!env_reset")
+                    || line.contains("env_keep") && (line.contains(start) || line.contains("\"*"))
+            }),
+            Err(missing) => missing == Missing::Denied,
+        })
+    }
+
+    /// Adds the variables that PAM has for a program that sudo starts: those of /etc/environment, where pam_env reads
+    /// that.
+    fn of_login(&mut self) {
+        const PAM: [&str; 3] = ["/etc/pam.d/sudo", "/etc/pam.d/system-auth", "/etc/pam.d/common-session"];
+        let reads = |file: &&str| {
+            let text = self.root.text(file).unwrap_or_default();
+            text.lines().any(|line| !line.trim_start().starts_with('#') && line.contains("pam_env.so"))
+        };
+        if PAM.iter().any(reads) {
+            let text = self.root.text("/etc/environment").unwrap_or_default();
+            for (name, value) in text.lines().flat_map(split).filter_map(|word| assignment(&word)) {
+                self.variables.entry(name).or_insert(value);
+            }
         }
     }
 
     fn mpi(&mut self, name: &str, words: &mut Words) {
+        let (mut has_hosts, mut exported) = (false, BTreeSet::new());
         while let Some(word) = words.peek().map(|word| word.as_str()) {
             // mpirun_rsh has its variables as words.
             if assignment(word).is_none() && !word.starts_with('-') {
                 break;
             }
             words.next();
+            let option = word.split('=').next().unwrap_or_default();
+            has_hosts |= MPI_HOSTS.contains(&option);
             match word {
                 "-x" => {
-                    let found = words.next().and_then(|word| assignment(word));
-                    self.set(found);
+                    let word = words.next();
+                    exported.extend(word.map(|word| word.split('=').next().unwrap_or_default().to_owned()));
+                    self.set(word.and_then(|word| assignment(word)));
                 }
+                "-wdir" | "--wdir" | "-wd" => {
+                    if let Some(folder) = words.next() {
+                        self.enter(folder);
+                    }
+                }
+                _ if option == "--wdir" => self.enter(word.split_once('=').map_or("", |(_, folder)| folder)),
                 "-env" | "-genv" | "--env" | "--genv" => {
                     // Intel's takes NAME=VALUE, too.
                     let name = words.next();
@@ -229,14 +390,8 @@ impl Launched {
                     self.set(pair);
                 }
                 "-mca" | "--mca" | "-gmca" | "--gmca" | "--prtemca" | "--pmixmca" => {
-                    let (key, value) = (words.next(), words.next());
-                    if key.is_some_and(|key| key.contains("env_list")) {
-                        value
-                            .into_iter()
-                            .flat_map(|list| list.split([';', ',']))
-                            .for_each(|entry| self.set(assignment(entry)));
-                    } else if let Some((key, value)) = key.zip(value) {
-                        // As Open MPI passes it on.
+                    // As Open MPI passes it on.
+                    if let Some((key, value)) = words.next().zip(words.next()) {
                         self.set(Some((format!("OMPI_MCA_{key}"), value.clone())));
                     }
                 }
@@ -250,6 +405,32 @@ impl Launched {
                 },
             }
         }
+        // Others pass on what they have.
+        if !["mpiexec.hydra", "mpirun_rsh"].contains(&name) {
+            exported.extend(self.open_mpi());
+            let stays = |var: &&String| is_ours(var) && !var.starts_with("OMPI_") && !exported.contains(*var);
+            if let Some(var) = self.variables.keys().find(stays).filter(|_| has_hosts).cloned() {
+                self.note(&format!("{name} with other nodes, to which Open MPI passes {var} by -x {var} only"));
+            }
+        }
+    }
+
+    /// Adds the parameters that Open MPI finds in its files, and the variables that its parameters have for all
+    /// processes. Returns the names of these.
+    fn open_mpi(&mut self) -> Vec<String> {
+        let of_user = self.variables.get("HOME").map(|home| format!("{home}/{OPEN_MPI_OF_USER}"));
+        for file in of_user.into_iter().chain([OPEN_MPI.to_owned()]) {
+            let text = self.root.text(&file).unwrap_or_default();
+            let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+            for (name, value) in lines.filter_map(|line| line.split_once('=')) {
+                self.variables.entry(format!("OMPI_MCA_{}", name.trim())).or_insert(value.trim().to_owned());
+            }
+        }
+        let is_list = |name: &str| name.starts_with("OMPI_MCA_") && name.ends_with("env_list");
+        let lists = self.variables.iter().filter(|(name, _)| is_list(name)).map(|(_, list)| list);
+        let found: Vec<_> = lists.flat_map(|list| list.split([';', ','])).filter_map(assignment).collect();
+        self.variables.extend(found.iter().cloned());
+        found.into_iter().map(|(name, _)| name).collect()
     }
 
     fn srun(&mut self, words: &mut Words) {
@@ -264,7 +445,7 @@ impl Launched {
             let option = word.split('=').next().unwrap_or_default();
             match option {
                 "--container-image" | "--container-name" | "--container" | "--environment" => {
-                    self.note(&format!("srun {option} (the variables of its image)"));
+                    self.elsewhere(&format!("srun {option} (the variables of its image)"));
                 }
                 "--multi-prog" => self.note("srun --multi-prog (a file names the programs)"),
                 "--task-prolog" => self.note("srun --task-prolog (a program sets variables)"),
@@ -283,31 +464,55 @@ impl Launched {
             }
             if word.starts_with("--") {
                 if SRUN_LONG_WORDS.contains(&option) {
-                    if option == word {
-                        words.next();
+                    let value = match word.split_once('=') {
+                        Some((_, value)) => Some(value),
+                        None => words.next().map(|word| word.as_str()),
+                    };
+                    if let Some(folder) = value.filter(|_| option == "--chdir") {
+                        self.enter(folder);
                     }
                 } else if !SRUN_LONG_FLAGS.contains(&option) {
                     self.note(&format!("srun {option}"));
                 }
-            } else if !SRUN_FLAGS.contains(&word.as_str()) && word.len() == 2 {
+            } else if let Some(letter) = word.chars().nth(1) {
                 // `-N 2` has its word apart; `-N2` has it in one piece.
-                words.next();
+                let of = word.get(2..).unwrap_or_default();
+                if SRUN_WORDS.contains(letter) {
+                    let value = if of.is_empty() { words.next().cloned() } else { Some(of.to_owned()) };
+                    if let Some(folder) = value.filter(|_| letter == 'D') {
+                        self.enter(&folder);
+                    }
+                } else if !SRUN_FLAGS.contains(letter) {
+                    self.note(&format!("srun {word}"));
+                }
             }
         }
-        // sbatch sets it, and srun reads it where it has no --export.
-        if let Some(list) = self.variables.get("SLURM_EXPORT_ENV").filter(|_| !is_given).cloned() {
+        // sbatch sets the second, and srun reads them where it has no --export.
+        let mut names = ["SRUN_EXPORT_ENV", "SLURM_EXPORT_ENV"].into_iter();
+        let list = names.find_map(|name| self.variables.get(name)).filter(|_| !is_given).cloned();
+        if let Some(list) = list {
             self.export(&list);
+        }
+        let mut files = modprobe::SLURM.iter().filter_map(|file| self.root.text(file).ok());
+        let sets = |line: &str| {
+            let set = line.trim().split_once('=');
+            set.is_some_and(|(key, _)| key.trim().eq_ignore_ascii_case("TaskProlog"))
+        };
+        if files.any(|text| text.lines().any(sets)) {
+            self.note("srun with TaskProlog of slurm.conf (a program sets variables)");
         }
     }
 
-    /// Reads the list of srun's --export: `ALL` keeps what there is, otherwise only what is named
-    /// stays.
+    /// Reads the list of srun's --export: `ALL` keeps what there is, which wins over what the list sets; otherwise only
+    /// what is named stays.
     fn export(&mut self, list: &str) {
         let entries: Vec<&str> = list.split(',').collect();
         if !entries.contains(&"ALL") {
             self.variables.retain(|name, _| entries.contains(&name.as_str()));
         }
-        entries.iter().for_each(|entry| self.set(assignment(entry)));
+        for (name, value) in entries.into_iter().filter_map(assignment) {
+            self.variables.entry(name).or_insert(value);
+        }
     }
 
     /// Reads docker run and exec: the container has the variables of its image and of `-e`.
@@ -324,79 +529,74 @@ impl Launched {
                 other => break other.map_or("", |word| word.as_str()),
             }
         };
+        // Of two files the later one wins, and the command line over both.
+        let (mut of_files, mut given) = (BTreeMap::new(), BTreeMap::new());
         while let Some(word) = words.next_if(|word| word.starts_with('-')) {
-            let entry = match word.as_str() {
-                "-e" | "--env" => words.next().cloned(),
-                "--env-file" => {
-                    self.files.extend(words.next().cloned().map(EnvFile::Plain));
-                    None
-                }
-                _ => match word.strip_prefix("--env-file=") {
-                    Some(file) => {
-                        self.files.push(EnvFile::Plain(file.to_owned()));
-                        None
-                    }
-                    None => {
-                        let entry = word.strip_prefix("--env=").or_else(|| {
-                            word.strip_prefix("-e").filter(|entry| entry.contains('=') && !word.starts_with("--"))
-                        });
-                        if entry.is_none() && !word.contains('=') && !CONTAINER_FLAGS.contains(&word.as_str()) {
-                            words.next();
-                        }
-                        entry.map(str::to_owned)
-                    }
-                },
+            let (option, value) = match word.split_once('=') {
+                Some((option, value)) if word.starts_with("--") || option == "-e" => (option, Some(value.to_owned())),
+                _ => (word.as_str(), None),
             };
-            // A name alone passes the variable on.
-            match entry.as_deref().map(|entry| (assignment(entry), own.get(entry))) {
-                Some((Some(found), _)) => self.set(Some(found)),
-                Some((None, Some(value))) => self.set(entry.zip(Some(value.clone()))),
-                _ => {}
+            let attached = word.strip_prefix("-e").filter(|entry| !word.starts_with("--") && entry.contains('='));
+            match option {
+                "--env-file" => {
+                    let file = value.or_else(|| words.next().cloned()).unwrap_or_default();
+                    let text = self.text(&file);
+                    of_files.extend(text.lines().filter_map(|line| assignment(line.trim_start())));
+                }
+                "-e" | "--env" => {
+                    let entry = value.or_else(|| words.next().cloned()).unwrap_or_default();
+                    // A name alone passes the variable on.
+                    let passed = own.get(&entry).map(|value| (entry.clone(), value.clone()));
+                    given.extend(assignment(&entry).or(passed));
+                }
+                _ if attached.is_some() => given.extend(attached.and_then(assignment)),
+                _ if word.contains('=') || CONTAINER_FLAGS.contains(&word.as_str()) => {}
+                _ => drop(words.next()),
             }
         }
+        self.variables = of_files;
+        self.variables.extend(given);
         // This word is the image, or the container.
         words.next();
-        self.note(&format!("{name} {verb} (the variables of its image)"));
+        self.elsewhere(&format!("{name} {verb} (the variables of its image)"));
     }
 
     /// Reads apptainer exec and run, which pass the variables on, and add those of the image.
+    /// Options win over variables of its own, and APPTAINERENV_ over SINGULARITYENV_.
     fn apptainer(&mut self, name: &str, words: &mut Words) {
-        let inherited: Vec<(String, String)> = ["APPTAINERENV_", "SINGULARITYENV_"]
-            .iter()
-            .flat_map(|prefix| {
-                self.variables
-                    .iter()
-                    .filter_map(move |(name, value)| Some((name.strip_prefix(*prefix)?.to_owned(), value.clone())))
-            })
-            .collect();
+        let of_prefix = |prefix: &str| -> Vec<(String, String)> {
+            let all = self.variables.iter();
+            all.filter_map(|(name, value)| Some((name.strip_prefix(prefix)?.to_owned(), value.clone()))).collect()
+        };
+        let inherited = ["SINGULARITYENV_", "APPTAINERENV_"].map(of_prefix);
         let verb = words.find(|word| !word.starts_with('-')).map_or("", |word| word.as_str());
+        let (mut of_files, mut given) = (BTreeMap::new(), BTreeMap::new());
         while let Some(word) = words.next_if(|word| word.starts_with('-')) {
-            let list = match word.as_str() {
-                "--env" => words.next().cloned(),
-                "--env-file" => {
-                    self.files.extend(words.next().cloned().map(EnvFile::Script));
-                    None
-                }
-                "-e" | "--cleanenv" => {
-                    self.variables.clear();
-                    None
-                }
-                _ => {
-                    if let Some(file) = word.strip_prefix("--env-file=") {
-                        self.files.push(EnvFile::Script(file.to_owned()));
-                    }
-                    if !word.contains('=') && !APPTAINER_FLAGS.contains(&word.as_str()) {
-                        words.next();
-                    }
-                    word.strip_prefix("--env=").map(str::to_owned)
-                }
+            let (option, value) = match word.split_once('=') {
+                Some((option, value)) => (option, Some(value.to_owned())),
+                None => (word.as_str(), None),
             };
-            list.iter().flat_map(|list| list.split(',')).for_each(|entry| self.set(assignment(entry)));
+            match option {
+                "--env" => {
+                    let list = value.or_else(|| words.next().cloned()).unwrap_or_default();
+                    given.extend(list.split(',').filter_map(assignment));
+                }
+                "--env-file" => {
+                    let file = value.or_else(|| words.next().cloned()).unwrap_or_default();
+                    match of_script(&self.text(&file)) {
+                        Ok(read) => of_files.extend(read),
+                        Err(line) => self.note(&format!("{file} with {line}")),
+                    }
+                }
+                "-e" | "--cleanenv" => self.variables.clear(),
+                _ if value.is_some() || APPTAINER_FLAGS.contains(&option) => {}
+                _ => drop(words.next()),
+            }
         }
-        self.variables.extend(inherited);
+        self.variables.extend(inherited.into_iter().flatten().chain(of_files).chain(given));
         words.next();
         let what = if verb == "exec" { "the variables of its image" } else { "what its image runs" };
-        self.note(&format!("{name} {verb} ({what})"));
+        self.elsewhere(&format!("{name} {verb} ({what})"));
     }
 
     fn kubectl(&mut self, words: Words, depth: usize) {
@@ -406,13 +606,14 @@ impl Launched {
         if let Some(at) = words.iter().position(|word| word == "--") {
             self.command(words.get(at + 1..).unwrap_or_default(), depth + 1);
         }
-        self.note(&format!("kubectl {verb} (the variables of the pod)"));
+        self.elsewhere(&format!("kubectl {verb} (the variables of the pod)"));
     }
 
     /// Reads `bash -c SCRIPT`: assignments and exports between `;` and `&&`.
     fn shell(&mut self, name: &str, mut words: Words, depth: usize) {
         let flags: Vec<&String> = std::iter::from_fn(|| words.next_if(|word| word.starts_with('-'))).collect();
         let Some(script) = words.next() else { return self.note(name) };
+        let script = &without_comments(script);
         let is_login = |flag: &&&String| match flag.strip_prefix("--") {
             Some(long) => long == "login",
             None => flag.contains(['l', 'i']),
@@ -446,7 +647,7 @@ impl Launched {
     /// Reads the commands of a script, one after the other. The verdict is for the last, if all that it starts
     /// have the same variables.
     fn script(&mut self, shell: &str, script: &str, exports_all: bool, depth: usize) {
-        // Redirections of output do not matter here.
+        // Redirections of output do not matter here, but for files that libraries read.
         let script = script.replace(">&", ">").replace("&>", ">").replace(['\n', '&'], ";");
         let parts: Vec<Vec<String>> = script.split(';').map(split).collect();
         let is_set = |words: &[String]| words.iter().all(|word| assignment(word).is_some());
@@ -460,7 +661,26 @@ impl Launched {
         let mut started: Option<BTreeMap<String, String>> = None;
         for (at, words) in parts.iter().enumerate() {
             let Some(first) = words.first().map(String::as_str) else { continue };
-            if first == "export" {
+            if let Some(file) = words.iter().find(|word| FILES.iter().any(|file| word.ends_with(file))) {
+                if !["test", "[", "ls"].contains(&first) && !starts(words) {
+                    self.note(&format!("{shell} -c with {first}, which may write {file}"));
+                }
+            }
+            let given = words.get(1).map_or("", String::as_str);
+            if first == "cd" {
+                match given {
+                    "" => self.folder = self.variables.get("HOME").cloned(),
+                    "-" => self.folder = None,
+                    folder => self.enter(folder),
+                }
+            } else if first == "ulimit" && given.contains('l') && words.last().is_none_or(|limit| limit != "unlimited")
+            {
+                self.note(&format!("{shell} -c with {}", words.join(" ")));
+            } else if first == "export" && given == "-n" {
+                for word in words.iter().skip(2) {
+                    own.extend(self.variables.remove(word).map(|value| (word.clone(), value)));
+                }
+            } else if first == "export" {
                 for word in words.iter().skip(1) {
                     let of_shell = own.get(word).map(|value: &String| (word.clone(), value.clone()));
                     self.set(assignment(word).or(of_shell));
@@ -498,13 +718,94 @@ impl Launched {
     }
 }
 
-/// The beginnings of the names of variables that libraries read.
-const LIBRARIES: [&str; 5] = ["NCCL_", "UCX_", "NVSHMEM_", "FI_", "MC_"];
+/// The ends of the names of files in which libraries find variables.
+const FILES: [&str; 3] = ["nccl.conf", "ucx.conf", "mca-params.conf"];
+
+/// Returns whether a program of this name starts others, with variables that are not its own.
+pub fn starts_others(name: &str) -> bool {
+    const LAUNCHERS: [&str; 17] = [
+        "sudo",
+        "doas",
+        "mpirun",
+        "mpiexec",
+        "orterun",
+        "prterun",
+        "mpiexec.hydra",
+        "mpirun_rsh",
+        "srun",
+        "docker",
+        "podman",
+        "nerdctl",
+        "apptainer",
+        "singularity",
+        "kubectl",
+        "slurmstepd",
+        "prted",
+    ];
+    LAUNCHERS.contains(&name) || FOREIGN.contains(&name) || SHELLS.contains(&name)
+}
+
+/// Returns whether a variable is one by which verdicts go.
+fn is_ours(name: &str) -> bool {
+    OURS.iter().any(|start| name.starts_with(start))
+}
+
+/// Returns a script without its comments.
+fn without_comments(script: &str) -> String {
+    let (mut text, mut quote, mut is_comment, mut before) = (String::new(), None, false, ' ');
+    for c in script.chars() {
+        match (quote, c) {
+            (_, '\n') if is_comment => is_comment = false,
+            (Some(open), c) if c == open => quote = None,
+            (None, '"' | '\'') if !is_comment => quote = Some(c),
+            (None, '#') if before.is_whitespace() || before == ';' => is_comment = true,
+            _ => {}
+        }
+        if !is_comment {
+            text.push(c);
+        }
+        before = c;
+    }
+    text
+}
+
+/// Returns the variables that a script of nothing but assignments sets, or the line that is more.
+fn of_script(text: &str) -> Result<BTreeMap<String, String>, String> {
+    let mut variables = BTreeMap::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let more = || line.to_owned();
+        let words = split(line);
+        let words = if words.first().is_some_and(|word| word == "export") { words.get(1..) } else { Some(&*words) };
+        if line.contains(['$', '`', ';', '&', '|', '(', '\\']) {
+            return Err(more());
+        }
+        for word in words.unwrap_or_default() {
+            let (name, value) = assignment(word).ok_or_else(more)?;
+            variables.insert(name, value);
+        }
+    }
+    Ok(variables)
+}
+
+/// Returns the name of a file without its folder.
+fn base(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// Returns whether a command runs scripts of Python's with the environment as it is.
+fn is_python(name: &str) -> bool {
+    let version = |c: char| c.is_ascii_digit() || c == '.';
+    ["python", "pypy", "torchrun"].contains(&name.trim_end_matches(version))
+}
+
+/// Returns whether a file has the name of a description of a job.
+fn is_job(name: &str) -> bool {
+    name.rsplit_once('.').is_some_and(|(_, end)| JOBS.contains(&end))
+}
 
 /// Returns whether an argument, or what follows `=` or `,` in it, sets a variable that libraries read.
 fn is_of_a_library(word: &str) -> bool {
-    let is_set = |part: &str| LIBRARIES.iter().any(|library| part.starts_with(library));
-    word.contains('=') && word.split(['=', ',', ':', ' ']).any(|part| is_set(part.trim_matches(['"', '\''])))
+    word.contains('=') && word.split(['=', ',', ':', ' ']).any(|part| is_ours(part.trim_matches(['"', '\''])))
 }
 
 /// Returns whether an argument, such as a script in Python, has the name of a variable of a library in it.
@@ -547,33 +848,22 @@ const SHELLS: [&str; 8] = ["sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "f
 /// Returns the word by which a command without a folder, or of the system, is asked to start what somebody
 /// else runs: `systemctl start train`, `dask cuda worker`, `service train start`.
 fn verb_of_a_launcher<'a>(command: &str, arguments: &[&'a String]) -> Option<&'a str> {
-    const FOLDERS: [&str; 5] = ["/usr/", "/bin/", "/sbin/", "/opt/", "/snap/"];
-    let is_of_system = !command.contains('/') || FOLDERS.iter().any(|folder| command.starts_with(folder));
+    let is_of_system = !command.contains('/') || is_of_system(command);
     let mut plain = arguments.iter().filter(|word| !word.starts_with('-')).map(|word| word.as_str()).take(3);
     let is_word = |word: &&str| word.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
     // A file before the word makes it an argument of a program: `python3 train.py run`.
     plain.by_ref().take_while(is_word).find(|word| VERBS.contains(word)).filter(|_| is_of_system)
 }
 
+/// Returns whether a command is in a folder of the system's.
+fn is_of_system(command: &str) -> bool {
+    ["/usr/", "/bin/", "/sbin/", "/opt/", "/snap/"].iter().any(|folder| command.starts_with(folder))
+}
+
 /// Returns whether an argument is a program by its look, or says that one follows: then what it is given
 /// to is a launcher. `./train` is one, `./config.yaml` is none.
 fn is_a_program(word: &str) -> bool {
     word == "--" || word.strip_prefix("./").is_some_and(|file| !file.is_empty() && !file.contains('.'))
-}
-
-/// Skips options, and words before the program.
-fn skip(words: &mut Words, with_word: &[&str], before: usize) {
-    while let Some(word) = words.next_if(|word| word.starts_with('-')) {
-        if word == "--" {
-            break;
-        }
-        if with_word.contains(&word.as_str()) {
-            words.next();
-        }
-    }
-    for _ in 0..before {
-        words.next();
-    }
 }
 
 /// Splits a part of a script into words; quotes go.
@@ -598,9 +888,11 @@ pub fn split(part: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn read(line: &str) -> Launched {
+    fn read(line: &str) -> Launched<'static> {
         let own = [("OWN".to_owned(), "1".to_owned())].into_iter().collect();
-        Launched::read(own, &split(line), false)
+        // Nothing is there.
+        let root = Box::leak(Box::new(Root::new(Path::new("/nonexistent"))));
+        Launched::read(root, own, None, &split(line))
     }
 
     /// Each sets X=1 for the program.
@@ -661,8 +953,46 @@ mod tests {
             ("docker run -e OWN image ./app", true),
             ("apptainer exec -e image ./app", false),
             ("kubectl exec pod -- ./app", false),
+            ("bash -c 'export -n OWN; ./app'", false),
+            ("bash -c 'exec -c ./app'", false),
+            ("bash -c 'exec ./app'", true),
+            ("env SRUN_EXPORT_ENV=NONE SLURM_EXPORT_ENV=ALL srun ./app", false),
         ] {
             assert_eq!(read(line).variables.contains_key("OWN"), stays, "{line}");
+        }
+    }
+
+    /// The one that wins of several that set a variable.
+    #[test]
+    fn one_of_several_that_set_a_variable_wins() {
+        for (line, wanted) in [
+            ("env X=1 srun --export=ALL,X=0 ./app", Some("1")),
+            ("env SRUN_EXPORT_ENV=ALL,X=1 srun ./app", Some("1")),
+            ("env X=1 srun --export=X=0 ./app", Some("0")),
+            ("env APPTAINERENV_X=0 SINGULARITYENV_X=1 apptainer exec image.sif ./app", Some("0")),
+            ("env APPTAINERENV_X=1 apptainer exec --env X=0 image.sif ./app", Some("0")),
+            ("apptainer exec --env X=1 -e image.sif ./app", Some("1")),
+            ("env OMPI_MCA_mca_base_env_list=X=1 mpirun -np 8 ./app", Some("1")),
+            ("mpirun --mca mca_base_env_list 'Y=0;X=1' ./app", Some("1")),
+            ("bash -c 'export Y=1 # X=1\n./app'", None),
+            ("bash -c 'export X=1#2; ./app'", Some("1#2")),
+        ] {
+            assert_eq!(read(&line.replace("\\n", "\n")).variables.get("X").map(String::as_str), wanted, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_folder_is_the_one_that_launchers_change_to() {
+        for line in [
+            "env -C /work ./app",
+            "env --chdir=/work ./app",
+            "srun --chdir=/work ./app",
+            "srun -D /work ./app",
+            "mpirun -wdir /work -np 2 ./app",
+            "sudo --chdir /work ./app",
+            "bash -c 'cd /work; ./app'",
+        ] {
+            assert_eq!(read(line).folder.as_deref(), Some("/work"), "{line}");
         }
     }
 
@@ -679,12 +1009,17 @@ mod tests {
         for (name, data) in [("data", true), ("input", true), ("train", false), ("nowhere", false)] {
             assert_eq!(is_data(path(name).to_str().unwrap()), data, "{name}");
         }
-        let app = |here: bool| {
-            // Tests run in the crate's folder.
-            Launched::read(BTreeMap::new(), &split("srun -n 2 app ./src"), here).not_understood
+        let read = |root: &str, line: &str| {
+            let folder = Some(env!("CARGO_MANIFEST_DIR").to_owned());
+            Launched::read(&Root::new(Path::new(root)), BTreeMap::new(), folder, &split(line)).not_understood
         };
-        assert!(app(true).is_empty(), "{:?}", app(true));
-        assert!(!app(false).is_empty());
+        for line in ["env -i app ./src", "env -C tests ./public.rs ./trees", "./Cargo.toml ./nowhere"] {
+            assert!(read("/", line).is_empty(), "{:?}", read("/", line));
+            assert!(!read("/nonexistent", line).is_empty(), "{line}");
+        }
+        for line in ["./nowhere ./else", "app ./nowhere"] {
+            assert!(!read("/", line).is_empty(), "{line}");
+        }
     }
 
     #[test]
@@ -757,14 +1092,66 @@ mod tests {
             "srun --unheard-of docker run image train",
             "srun --export-file=vars ./app",
             "apptainer exec --nv image.sif ./app",
+            // Launchers that no list has, by what is among their arguments, and those that lists have.
+            "site-run node-1 python3 train.py",
+            "site-run -n 2 train.py",
+            "site-submit job.pbs",
+            "site-submit -q gpu train.sub",
+            "site-run --all /usr/bin/bash train",
+            "oarsh node-1 train",
+            "gcloud compute ssh vm-1",
+            "charmrun ++nodelist hosts namd3 stmv.namd",
+            "python3 -m deepspeed.launcher.runner --hostfile hosts train.py",
+            "python3 -m accelerate.commands.launch train.py",
+            // By whatever path.
+            "/opt/site/bin/site-launcher -- ./app",
+            "/usr/bin/oarsh node-1 ./app",
+            "/usr/bin/app ./data",
+            "./bind.py -- ./app",
+            "./bind.py -- app",
+            "./wrapper ./app",
+            "./wrapper bash train.sh",
+            // Scripts behind wrappers, and behind options that have a word apart.
+            "nsys profile -o report bash train.sh",
+            "nsys launch --trace=cuda bash train.sh",
+            "ncu --set full bash train.sh",
+            "flock /tmp/lock ./train.sh",
+            "torchrun --no-python --nproc_per_node 8 bash train.sh",
+            "torchrun --no-python --nproc_per_node 8 ./train.sh",
+            "python3 -m torch.distributed.run --no-python bash train.sh",
+            "numactl --cpunodebind 0 --membind 0 bash train.sh",
+            "mpirun -np 2 numactl --cpunodebind 0 bash train.sh",
+            "numactl --unheard-of 0 ./app",
+            "sudo --chdir /work bash train.sh",
+            "sudo --unheard-of ./app",
+            "srun -I -n 2 bash train.sh",
+            "strace -f -o out -a 40 bash train.sh",
+            "srun -y ./app",
+            // Files that libraries read, written first; a limit that registrations run into.
+            "bash -c 'echo NCCL_IB_DISABLE=1 > /root/.nccl.conf; ./app'",
+            "bash -c 'cp job.nccl.conf /etc/nccl.conf; ./app'",
+            "bash -c 'ulimit -l 64; ./app'",
         ] {
             assert!(!read(line).not_understood.is_empty(), "{line}");
         }
         for line in [
             "./app",
             "./app ./config.yaml ./data/x.bin",
-            "/usr/bin/app ./data",
+            "/usr/bin/app /data",
+            "./app --data ./data --script ./hook.sh",
+            "./app -- --lr 1",
+            "/work/bin/app --lr 1",
             "python3 ./train.py",
+            "python3.12 train.py --launcher ./run.sh",
+            "python3 -m torch.distributed.run --nproc_per_node 8 train.py",
+            "torchrun --nproc_per_node 8 train.py",
+            "torchrun --no-python --nproc_per_node 8 ./train",
+            "numactl --cpunodebind 0 --membind 0 -l ./app",
+            "nsys profile -o report --trace cuda ./app",
+            "sudo --chdir /work --group rdma ./app",
+            "srun -I -n 2 ./app",
+            "stdbuf -oL nice -5 ./app",
+            "taskset -c 0-7 chrt -f 50 ./app",
             "all_reduce_perf -b 8 -e 1G",
             "env X=1 ./app",
             "mpirun -np 2 ./app --flag",

@@ -2,7 +2,7 @@
 //! Names of launchers, and their options that take a word or none.
 
 /// Launchers whose program runs somewhere else, or with variables of somebody else.
-pub(super) const FOREIGN: [&str; 110] = [
+pub(super) const FOREIGN: [&str; 160] = [
     "ssh",
     "pdsh",
     "clush",
@@ -113,32 +113,231 @@ pub(super) const FOREIGN: [&str; 110] = [
     "honcho",
     "accelerate",
     "colossalai",
+    "rsh",
+    "oarsh",
+    "oarsub",
+    "condor_submit",
+    "condor_run",
+    "pbsdsh",
+    "pbs_tmrsh",
+    "qrsh",
+    "qlogin",
+    "qsh",
+    "lsrun",
+    "lsgrun",
+    "msub",
+    "llsubmit",
+    "ccc_msub",
+    "ccc_mprun",
+    "lrun",
+    "swarm",
+    "gcloud",
+    "aws",
+    "az",
+    "lxc-attach",
+    "lxc-execute",
+    "lxc-start",
+    "tsh",
+    "juju",
+    "dask-ssh",
+    "charmrun",
+    "mpiexec_mpt",
+    "mpirun_mpt",
+    "spack",
+    "mosh",
+    "fabric",
+    "fab",
+    "sg",
+    "newgrp",
+    "gosu",
+    "su-exec",
+    "cgexec",
+    "prlimit",
+    "flock",
+    "perf",
+    "ncu",
+    "gdb",
+    "cuda-gdb",
+    "valgrind",
+    "unbuffer",
+    "xvfb-run",
+    "systemd-cat",
+    "systemd-inhibit",
 ];
 
-/// Wrappers that pass their environment on: name, options that take a word of their own, words
-/// before the program.
-pub(super) const WRAPPERS: [(&str, &[&str], usize); 17] = [
-    ("tini", &["-p", "-e"], 0),
-    ("dumb-init", &["-r", "--rewrite"], 0),
-    ("timeout", &["-s", "--signal", "-k", "--kill-after"], 1),
-    ("nice", &["-n", "--adjustment"], 0),
-    ("nohup", &[], 0),
-    ("setsid", &[], 0),
-    ("time", &["-o", "-f", "--output", "--format"], 0),
-    ("stdbuf", &["-i", "-o", "-e"], 0),
-    ("taskset", &[], 1),
-    ("numactl", &["-N", "-m", "-C", "-i", "-p", "-P", "-l"], 0),
-    ("ionice", &["-c", "-n"], 0),
-    ("chrt", &[], 1),
-    ("exec", &["-a"], 0),
-    ("command", &[], 0),
-    ("catchsegv", &[], 0),
-    ("strace", &["-e", "-o", "-s", "-p", "-u"], 0),
-    ("nsys", &["-o", "-t", "--output", "--trace", "-s", "-c"], 1),
+/// A wrapper that passes its environment on.
+pub(super) struct Wrapper {
+    pub name: &'static str,
+    /// Options that take a word of their own, or have it with them.
+    pub with_word: &'static [&'static str],
+    /// Options that take none.
+    pub flags: &'static [&'static str],
+    /// Words before the program.
+    pub before: usize,
+}
+
+const fn wrapper(
+    name: &'static str,
+    with_word: &'static [&'static str],
+    flags: &'static [&'static str],
+    before: usize,
+) -> Wrapper {
+    Wrapper { name, with_word, flags, before }
+}
+
+pub(super) const WRAPPERS: [Wrapper; 16] = [
+    wrapper("tini", &["-p", "-e"], &["-s", "-g", "-v", "-vv", "-vvv", "-w"], 0),
+    wrapper("dumb-init", &["-r", "--rewrite"], &["-c", "--single-child", "-v", "--verbose"], 0),
+    wrapper(
+        "timeout",
+        &["-s", "--signal", "-k", "--kill-after"],
+        &["--foreground", "--preserve-status", "-v", "--verbose"],
+        1,
+    ),
+    wrapper("nice", &["-n", "--adjustment"], &[], 0),
+    wrapper("nohup", &[], &[], 0),
+    wrapper("setsid", &[], &["-c", "--ctty", "-f", "--fork", "-w", "--wait"], 0),
+    wrapper(
+        "time",
+        &["-o", "-f", "--output", "--format"],
+        &["-p", "-v", "-a", "-q", "--portability", "--verbose", "--append", "--quiet"],
+        0,
+    ),
+    wrapper("stdbuf", &["-i", "-o", "-e", "--input", "--output", "--error"], &[], 0),
+    wrapper("taskset", &[], &["-c", "--cpu-list", "-a", "--all-tasks"], 1),
+    wrapper(
+        "numactl",
+        &[
+            "-N",
+            "-m",
+            "-C",
+            "-i",
+            "-p",
+            "-P",
+            "-w",
+            "--cpunodebind",
+            "--membind",
+            "--physcpubind",
+            "--interleave",
+            "--preferred",
+            "--preferred-many",
+            "--weighted-interleave",
+        ],
+        &["-l", "--localalloc", "-b", "--balancing", "-a", "--all"],
+        0,
+    ),
+    wrapper("ionice", &["-c", "-n", "--class", "--classdata"], &["-t", "--ignore"], 0),
+    wrapper(
+        "chrt",
+        &[],
+        &["-f", "-r", "-o", "-b", "-i", "--fifo", "--rr", "--other", "--batch", "--idle", "-R", "--reset-on-fork"],
+        1,
+    ),
+    wrapper("command", &[], &["-p"], 0),
+    wrapper("catchsegv", &[], &[], 0),
+    wrapper(
+        "strace",
+        &["-e", "-o", "-s", "-u", "-a", "-O", "-S", "-P", "-b", "-I", "-X", "--output", "--trace", "--string-limit"],
+        &[
+            "-f", "-ff", "-c", "-C", "-d", "-D", "-i", "-k", "-n", "-N", "-q", "-qq", "-r", "-t", "-tt", "-ttt", "-T",
+            "-v", "-w", "-x", "-xx", "-y", "-yy", "-z", "-Z",
+        ],
+        0,
+    ),
+    // Its verb, and then options.
+    wrapper(
+        "nsys",
+        &[
+            "-o",
+            "-t",
+            "-s",
+            "-c",
+            "-f",
+            "-w",
+            "-y",
+            "-d",
+            "-x",
+            "-b",
+            "--output",
+            "--trace",
+            "--sample",
+            "--capture-range",
+            "--force-overwrite",
+            "--show-output",
+            "--delay",
+            "--duration",
+            "--stop-on-exit",
+            "--backtrace",
+            "--stats",
+            "--gpu-metrics-devices",
+            "--cudabacktrace",
+            "--session-new",
+        ],
+        &[],
+        1,
+    ),
+];
+
+/// Names of commands which, among the arguments of a command that is not known, tell that it starts them.
+pub(super) const COMMANDS: [&str; 18] = [
+    "env",
+    "sudo",
+    "mpirun",
+    "mpiexec",
+    "srun",
+    "numactl",
+    "taskset",
+    "timeout",
+    "nsys",
+    "docker",
+    "podman",
+    "apptainer",
+    "singularity",
+    "kubectl",
+    "ssh",
+    "deepspeed",
+    "accelerate",
+    "nohup",
+];
+
+/// The ends of the names of files that describe a job, or a list of commands.
+pub(super) const JOBS: [&str; 10] = ["sub", "pbs", "cmd", "job", "slurm", "sbatch", "lsf", "swarm", "submit", "jdf"];
+
+/// Files in which Open MPI finds its parameters, as `NAME = VALUE`.
+pub(super) const OPEN_MPI: &str = "/etc/openmpi/openmpi-mca-params.conf";
+pub(super) const OPEN_MPI_OF_USER: &str = ".openmpi/mca-params.conf";
+
+/// Options of mpirun and its like that name other nodes.
+pub(super) const MPI_HOSTS: [&str; 10] = [
+    "-H",
+    "-host",
+    "--host",
+    "-hosts",
+    "-hostfile",
+    "--hostfile",
+    "-machinefile",
+    "--machinefile",
+    "-rf",
+    "--rankfile",
+];
+
+/// Long options of sudo that take a word, and those that take none.
+pub(super) const SUDO_WORDS: [&str; 10] =
+    ["chdir", "chroot", "close-from", "command-timeout", "group", "host", "other-user", "prompt", "role", "type"];
+pub(super) const SUDO_FLAGS: [&str; 9] = [
+    "askpass",
+    "background",
+    "bell",
+    "no-update",
+    "non-interactive",
+    "preserve-groups",
+    "reset-timestamp",
+    "set-home",
+    "stdin",
 ];
 
 /// Options of mpirun and its like, of Open MPI and MPICH, that take a word.
-pub(super) const MPI_ONE: [&str; 26] = [
+pub(super) const MPI_ONE: [&str; 24] = [
     "-np",
     "-n",
     "--np",
@@ -161,8 +360,6 @@ pub(super) const MPI_ONE: [&str; 26] = [
     "--bind-to",
     "-bind-to",
     "--rank-by",
-    "-wdir",
-    "--wdir",
     "-rf",
     "--prefix",
 ];
@@ -216,8 +413,9 @@ pub(super) const APPTAINER_FLAGS: [&str; 11] = [
     "--writable-tmpfs",
 ];
 
-/// Short options of srun that take no word, or have it with them.
-pub(super) const SRUN_FLAGS: [&str; 10] = ["-l", "-u", "-v", "-Q", "-E", "-k", "-K", "-O", "-s", "-X"];
+/// Short options of srun that take no word, or have it with them, and those that take one.
+pub(super) const SRUN_FLAGS: &str = "luvQEkKOsXIHZ";
+pub(super) const SRUN_WORDS: &str = "AaBbCcDdeFGiJLMmNnopqrSTtUwWx";
 pub(super) const SRUN_LONG_FLAGS: [&str; 26] = [
     "--multi-prog",
     "--label",

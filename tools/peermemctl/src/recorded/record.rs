@@ -7,13 +7,15 @@
 //! format.
 
 use crate::doctor::devices::device_nodes;
+use crate::doctor::hardware::MASTER;
 use crate::doctor::limits::DKMS;
+use crate::doctor::log::{LIBCUDA, LIBRARIES};
 use crate::kernel;
 use crate::log_words;
 use crate::machine::{NAME, PEERS, REGISTER};
 use crate::modprobe::{MODPROBE, MODULES_LOAD};
 use crate::module_file::{self, ModuleFile, PROVIDERS};
-use crate::nvidia::{LINES, PROTECTED, SMI};
+use crate::nvidia::{CAPS, LINES, LOST, PROTECTED, SMI};
 use crate::pci;
 use crate::rdma;
 use crate::root::{recorded_name, Root, FORBIDDEN, TOOLS};
@@ -59,7 +61,13 @@ fn of_smi(text: &str) -> String {
         }
         let of_fabric = in_fabric && ["Fabric", "State ", "Status "].iter().any(|word| line.trim().starts_with(word));
         let is_of_lines = LINES.iter().any(|start| line.trim().starts_with(start));
-        if in_block || of_fabric || is_of_lines || line.starts_with("GPU ") || line.trim().starts_with("Product Name ")
+        let is_lost = LOST.iter().any(|(words, _)| line.contains(words));
+        if in_block
+            || of_fabric
+            || is_of_lines
+            || is_lost
+            || line.starts_with("GPU ")
+            || line.trim().starts_with("Product Name ")
         {
             kept += line;
         }
@@ -172,12 +180,20 @@ impl Recorder<'_> {
         for name in self.root.names("/dev/infiniband") {
             self.existence(&format!("/dev/infiniband/{name}"));
         }
-        let forbidden: String = device_nodes(self.root)
-            .iter()
-            .filter_map(|path| Some(format!("{} {path}\n", self.root.forbidden(path)?.text())))
-            .collect();
+        let caps: Vec<String> = self.root.names(CAPS).into_iter().map(|name| format!("{CAPS}/{name}")).collect();
+        for path in &caps {
+            self.existence(path);
+        }
+        let closed = device_nodes(self.root).into_iter().map(|path| (self.root.forbidden(&path), path));
+        let closed = closed.chain(caps.into_iter().map(|path| (self.root.forbidden_to_read(&path), path)));
+        let forbidden: String = closed.filter_map(|(why, path)| Some(format!("{} {path}\n", why?.text()))).collect();
         if !forbidden.is_empty() {
             self.text(&format!("{TOOLS}/{FORBIDDEN}"), &forbidden);
+        }
+        for folder in LIBRARIES {
+            for name in self.root.names(folder).into_iter().filter(|name| name.starts_with(LIBCUDA)) {
+                self.existence(&format!("{folder}/{name}"));
+            }
         }
         if let Ok((log, _)) = self.root.kernel_log() {
             let kept: String = log.split_inclusive('\n').filter(|line| log_words::is_on_topic(line)).collect();
@@ -264,6 +280,9 @@ impl Recorder<'_> {
                     self.file(&format!("{group}/type"));
                 }
             }
+            for name in self.root.names(&format!("{real}/net")) {
+                self.link(&format!("{real}/net/{name}/{MASTER}"));
+            }
             self.config(&format!("{real}/config"), is_bridge);
         }
     }
@@ -275,6 +294,14 @@ impl Recorder<'_> {
             let Some(real) = self.root.resolved(&dir) else { continue };
             self.link(&format!("{real}/device"));
             self.file(&format!("{real}/parent"));
+            self.file(&format!("{real}/{}", rdma::KIND));
+            let data = self.root.resolved(&format!("{real}/device")).map(|of| format!("{of}/{}", rdma::PRODUCT_DATA));
+            if let Some(data) =
+                data.filter(|data| self.root.text(data).is_ok_and(|t| t.contains(rdma::MANAGES_SWITCHES)))
+            {
+                // The rest of it has serial numbers.
+                self.text(&data, rdma::MANAGES_SWITCHES);
+            }
             if let Some(netdev) = self.root.line(&format!("{real}/parent")) {
                 let net = format!("/sys/class/net/{netdev}");
                 self.link(&net);
@@ -325,6 +352,7 @@ impl Recorder<'_> {
         for release in self.root.names("/lib/modules") {
             let list = format!("/lib/modules/{release}/modules.dep");
             self.lines(&list, is_looked_at);
+            self.lines(&format!("/lib/modules/{release}/modules.builtin"), is_looked_at);
         }
         let Some(release) = kernel::release(self.root) else { return };
         if let Some((file, _)) = kernel::configuration(self.root, &release) {

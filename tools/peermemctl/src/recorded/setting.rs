@@ -2,17 +2,19 @@
 //! Records what tells the kind of machine, and what loads the module at boot.
 
 use super::record::Recorder;
-use crate::doctor::devices::{selinux_type, CONTEXT};
+use crate::doctor::batch::{is_adopted, is_of_slurm, Batch, ADOPTED};
+use crate::doctor::devices::{has_own_dev, selinux_type, CONTEXT};
 use crate::doctor::hardware::WSL;
-use crate::doctor::limits::{has_component, is_adopted, is_of_slurm, ADOPTED, BATCH, SESSION};
-use crate::environment::Environment;
+use crate::doctor::limits::SESSION;
+use crate::environment::{Environment, LINKER};
+use crate::facts::DESKTOP_WORD;
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
-use crate::nvidia;
+use crate::nvidia::{self, CAP, MIG_MINORS};
 use crate::setting::{
-    container_of, root_options, Setting, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY,
-    MOUNTS, NSPAWN, OSTREE_BOOTED, OS_RELEASE, PODMAN, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
-    TRANSACTIONAL_UPDATE, XEN,
+    self, container_of, root_options, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY,
+    ENROOT, KATA_FILES, KATA_UNIT, KERNEL_COMMAND_LINE, MOUNTS, NSPAWN, OF_IMAGE, OSTREE_BOOTED, OS_RELEASE, PODMAN,
+    RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG, TRANSACTIONAL_UPDATE, XEN,
 };
 use crate::topology_file;
 
@@ -40,7 +42,7 @@ impl Recorder<'_> {
         if let Some(of) = selinux_type(self.root) {
             self.text(CONTEXT, &format!("::{of}\n"));
         }
-        // The processor's maker, and whether a hypervisor says that it is there.
+        // The processor's maker, whether it is a desktop's, and whether a hypervisor says that it is there.
         let cpu = self.root.text("/proc/cpuinfo").unwrap_or_default();
         let words = |line: &str| ["vendor_id", "CPU implementer"].iter().any(|start| line.starts_with(start));
         let mut kept: Vec<&str> = cpu.lines().find(|line| words(line)).into_iter().collect();
@@ -51,13 +53,15 @@ impl Recorder<'_> {
             (true, false) => Some("flags : hypervisor"),
             _ => None,
         };
+        let is_desktop = |line: &&str| line.starts_with("model name") && line.contains(DESKTOP_WORD);
+        kept.extend(cpu.lines().find(is_desktop));
         kept.extend(flags);
         if !kept.is_empty() {
             self.text("/proc/cpuinfo", &(kept.join("\n") + "\n"));
         }
         let cgroup = self.root.text("/proc/self/cgroup").unwrap_or_default();
         // What is more particular comes first: Flux's jobs are in /system.slice, too.
-        let batch = || BATCH.iter().map(|(word, _)| *word).find(|word| has_component(&cgroup, word));
+        let batch = || Batch::of(&cgroup).map(Batch::folder);
         let of_slurm = if is_adopted(&cgroup) { ADOPTED } else { "slurm" };
         let kind = Some(of_slurm).filter(|_| is_of_slurm(&cgroup)).or_else(batch).or_else(|| container_of(&cgroup));
         let kind =
@@ -82,13 +86,27 @@ impl Recorder<'_> {
             BOOTC_PROGRAM,
             TRANSACTIONAL_UPDATE,
             SYSTEMD,
+            KERNEL_COMMAND_LINE,
+            ENROOT,
         ] {
             self.existence(path);
         }
+        // The name of an image may be that of a registry.
+        for file in setting::origins(self.root) {
+            let is_of_image = self.root.text(&file).is_ok_and(|text| text.contains(OF_IMAGE));
+            self.text(&file, &if is_of_image { format!("{OF_IMAGE}=\n") } else { "refspec=\n".to_owned() });
+        }
         // The names of devices may be those of hosts.
+        if has_own_dev(self.root) {
+            self.text(MOUNTS, "tmpfs /dev tmpfs rw 0 0\n");
+        }
         if let Some(options) = root_options(self.root).filter(|_| self.root.exists(TRANSACTIONAL_UPDATE)) {
             let kind = if options.split(',').any(|option| option == "ro") { "ro" } else { "rw" };
             self.text(MOUNTS, &format!("root / none {kind} 0 0\n"));
+        }
+        let is_of_kata = |line: &str| line.starts_with(KATA_FILES);
+        if self.root.text(MOUNTS).is_ok_and(|text| text.lines().any(is_of_kata)) {
+            self.text(MOUNTS, &format!("{KATA_FILES} / virtiofs rw 0 0\n"));
         }
         if self.root.exists(DRIVER_READY) {
             self.lines(DRIVER_READY, |line| line.starts_with("IS_HOST_DRIVER="));
@@ -98,16 +116,22 @@ impl Recorder<'_> {
             self.lines(PODMAN, |line| line.starts_with("engine=") || line.starts_with("rootless="));
         }
         self.file(NSPAWN);
-        if let Ok(text) = self.root.text(OS_RELEASE) {
-            if Setting::fixed_system(&text).is_some() {
-                self.lines(OS_RELEASE, |line| line.starts_with("ID=") || line.starts_with("VARIANT_ID="));
-            }
-        }
+        self.lines(OS_RELEASE, |line| ["ID=", "ID_LIKE=", "VARIANT_ID="].iter().any(|key| line.starts_with(key)));
         // This is the file that a program finds whose user sets nothing.
         let environment = Environment::of_command(self.root, &["env".to_owned(), "-i".to_owned()]);
         if let Some(file) = environment.nccl("NCCL_TOPO_FILE").map(|given| given.value.to_owned()) {
             if let Ok(text) = self.root.text(&file) {
                 self.text(&file, &topology_file::without_ids(&text));
+            }
+        }
+        if let Some(file) = &environment.nccl_plugin {
+            self.existence(file);
+            let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
+            for list in self.root.names(LINKER) {
+                let list = format!("{LINKER}/{list}");
+                if self.root.text(&list).is_ok_and(|text| text.lines().any(|line| line.trim() == folder)) {
+                    self.lines(&list, |line| line.trim() == folder);
+                }
             }
         }
         for folder in ["/run/nvidia/driver", "/run/mellanox/drivers"] {
@@ -122,6 +146,7 @@ impl Recorder<'_> {
         if compatible.contains("nvidia,tegra") {
             self.text("/proc/device-tree/compatible", "nvidia,tegra\n");
         }
+        let mut mig_nodes: Vec<String> = Vec::new();
         for gpu in self.root.names("/proc/driver/nvidia/gpus") {
             self.lines(&format!("/proc/driver/nvidia/gpus/{gpu}/information"), |line| {
                 ["Model:", "Device Minor:", "GPU Excluded:", "Blacklisted:"].iter().any(|key| line.starts_with(key))
@@ -129,7 +154,20 @@ impl Recorder<'_> {
             if let Some(folder) = nvidia::mig_folder(self.root, &gpu) {
                 self.folder(&folder);
             }
+            mig_nodes.extend(nvidia::mig_nodes(self.root, &gpu).into_iter().flatten());
         }
+        if !mig_nodes.is_empty() {
+            self.mig_minors(&mig_nodes);
+        }
+    }
+
+    /// Records the minor numbers of those nodes of MIG instances.
+    fn mig_minors(&mut self, nodes: &[String]) {
+        let is_of = |node: &String, number: &str| node.strip_suffix(number).is_some_and(|start| start.ends_with(CAP));
+        self.lines(MIG_MINORS, |line| {
+            let number = line.trim_end().rsplit(' ').next().unwrap_or_default();
+            nodes.iter().any(|node| is_of(node, number))
+        });
     }
 
     /// Records what is in a folder, or the folder alone if it is empty.
@@ -173,7 +211,12 @@ impl Recorder<'_> {
             self.script(&script);
         }
         let words = self.root.line(modprobe::COMMAND_LINE).unwrap_or_default();
-        let is_kept = |word: &&str| modprobe::is_list_of(word, NAME) || word.starts_with("nvidia.NVreg_");
+        let is_kept = |word: &&str| {
+            modprobe::is_list_of(word, NAME)
+                || word.starts_with("nvidia.NVreg_")
+                || setting::IDENTITY.contains(word)
+                || *word == KATA_UNIT
+        };
         let lists: Vec<&str> = words.split_ascii_whitespace().filter(is_kept).collect();
         if !lists.is_empty() {
             self.text(modprobe::COMMAND_LINE, &format!("{}\n", lists.join(" ")));

@@ -142,6 +142,13 @@ pub fn run(
                     _ if !nic.is_active() => {
                         VerifyWay::skipped(way, format!("{NOT_TRIED}: no port of {} is active", nic.name))
                     }
+                    _ if nic.iwarp => VerifyWay::skipped(
+                        way,
+                        format!(
+                            "{NOT_TRIED}: {} is an iWARP device, whose queue pairs this program does not connect",
+                            nic.name
+                        ),
+                    ),
                     _ if !nic.can_connect() => VerifyWay::skipped(
                         way,
                         format!(
