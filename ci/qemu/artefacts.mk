@@ -180,7 +180,7 @@ nvidia_front nvidia_front_newest nvidia_front_users: %: kernel %-source
 
 define build-gpu
 	@$(module) $(call component,gpu) $(K)/pcie $(K)/$(1) -- $(stand-in) $(q)/gpu $(call symvers,pcie) \
-		NVIDIA=$(CURDIR)/$(K)/$(1)
+		NVIDIA=$(CURDIR)/$(K)/$(1) $(2)
 endef
 
 gpu: kernel pcie $(front)
@@ -189,12 +189,12 @@ gpu: kernel pcie $(front)
 gpu-newest: kernel pcie nvidia_front_newest
 	$(call build-gpu,nvidia_front_newest)
 
-# What NVIDIA's front does not do.
-gpu-odd: kernel pcie
-	@$(module) $(call component,gpu) $(K)/pcie -- $(stand-in) $(q)/gpu $(call symvers,pcie)
+# What NVIDIA's front does not do; always on Debian's, for which it is made.
+gpu-odd: kernel pcie nvidia_front
+	$(call build-gpu,nvidia_front,NVLAB_ODD=1)
 
-gpu-closed: kernel pcie
-	@$(module) $(call component,gpu) $(K)/pcie -- $(stand-in) $(q)/gpu $(call symvers,pcie) NVLAB_CLOSED=1
+gpu-closed: kernel pcie $(front)
+	$(call build-gpu,$(front),NVLAB_CLOSED=1)
 
 # The module that all of this is about. The profile of the benchmark names lines; the code is the
 # same with them. NVIDIA's headers are there to compare our own words for its interface with.
@@ -209,7 +209,7 @@ lines += $(if $(filter kcsan-7.2,$(KERNEL)),KRUSTFLAGS='-Zsanitizer=thread -Cuns
 # driver is built on. A change of nvidia.ko's licence, by which preflight chooses the crate `kernel`,
 # is not noticed; each flavour of nvidia.ko is an artefact of its own and keeps its licence.
 symbols = $(foreach part,$(sort $(1)),$(K)/$(part)/Module.symvers) \
-	$(if $(filter gpu,$(1)),$(K)/$(front)) $(if $(filter gpu-newest,$(1)),$(K)/nvidia_front_newest)
+	$(if $(filter gpu gpu-closed,$(1)),$(K)/$(front)) $(if $(filter gpu-odd,$(1)),$(K)/nvidia_front) $(if $(filter gpu-newest,$(1)),$(K)/nvidia_front_newest)
 # Arguments: the RDMA core's part, the driver's part, the crate `kernel` (empty: preflight chooses).
 define build-ours
 	@$(module) $(ours-of) $(S)/nvidia_c-source $(deps) $(call symbols,$(1) $(2)) "=$(lines)$(3)" -- $(make-in) . \

@@ -2,14 +2,15 @@
 /*
  * nvidia.ko of the closed flavour: NVIDIA's licence and plain exports
  * (docs/facts.md#licence), so that what may not link to it can be shown.
- * The work is nvlab_core.ko's, which may use what GPL modules may use.
+ * A module with that licence may not call debugfs or the fabric. The work is
+ * nvlab_core.ko's, which may use what GPL modules may use: NVIDIA's open front, under
+ * names of its own (Kbuild). Left out: the closed driver has no dma-buf.
  */
 #include <linux/export.h>
 #include <linux/module.h>
 
-#define NVLAB_FORWARD
+#include "closed.h"
 #include "nvlab.h"
-#include "p2p.h"
 
 int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
 			 u64 length, struct nvidia_p2p_page_table **page_table,
@@ -62,7 +63,30 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 }
 EXPORT_SYMBOL(nvidia_p2p_dma_unmap_pages);
 
-#include "noops.h"
+int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table)
+{
+	return 0;
+}
+EXPORT_SYMBOL(nvidia_p2p_free_page_table);
+
+int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping)
+{
+	return 0;
+}
+EXPORT_SYMBOL(nvidia_p2p_free_dma_mapping);
+
+int nvidia_p2p_init_mapping(u64 p2p_token, struct nvidia_p2p_params *params,
+			    void (*destroy_callback)(void *data), void *data)
+{
+	return -ENOTSUPP;
+}
+EXPORT_SYMBOL(nvidia_p2p_init_mapping);
+
+int nvidia_p2p_destroy_mapping(u64 p2p_token)
+{
+	return -ENOTSUPP;
+}
+EXPORT_SYMBOL(nvidia_p2p_destroy_mapping);
 
 MODULE_DESCRIPTION("Lab stand-in for NVIDIA's kernel driver, closed flavour");
 MODULE_LICENSE("NVIDIA");

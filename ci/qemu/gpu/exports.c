@@ -2,7 +2,8 @@
 /*
  * The exported nvidia_p2p_* functions: those of NVIDIA's nv-p2p.c, which the
  * compiler's command line renames (Kbuild), with counters, times, hold points and
- * faults around each.
+ * faults around each. In the odd flavour odd.c comes between, by the same means. In the
+ * closed one these are nvlab_core.ko's, under names of its own, and closed.c's call them.
  *
  * A put that fails does so in RM (front.c), and the rest is nv-p2p.c's: it warns,
  * and what it forgets is only noted here. nv-p2p.c never calls a callback twice: that
@@ -17,6 +18,12 @@
 #include "lab_mark.h"
 #include "nvlab.h"
 #include "front.h"
+
+#ifdef NVLAB_CLOSED
+#define NVLAB_EXPORT(name)	EXPORT_SYMBOL(name)
+#else
+#define NVLAB_EXPORT(name)	EXPORT_SYMBOL_GPL(name)
+#endif
 
 /* The callback of each revocable get that is under way, by its task. */
 static DEFINE_XARRAY(gets);
@@ -93,7 +100,7 @@ noinline int nvidia_p2p_get_pages(uint64_t token, uint32_t va_space, uint64_t va
 	ended(err, NVLAB_ACCOUNT_GET_FAILURES, NVLAB_ACCOUNT_GET_NS, start);
 	return err;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages);
+NVLAB_EXPORT(nvidia_p2p_get_pages);
 ALLOW_ERROR_INJECTION(nvidia_p2p_get_pages, ERRNO);
 
 noinline int nvidia_p2p_get_pages_persistent(uint64_t va, uint64_t len,
@@ -110,7 +117,7 @@ noinline int nvidia_p2p_get_pages_persistent(uint64_t va, uint64_t len,
 	ended(err, NVLAB_ACCOUNT_PERSISTENT_GET_FAILURES, NVLAB_ACCOUNT_GET_NS, start);
 	return err;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages_persistent);
+NVLAB_EXPORT(nvidia_p2p_get_pages_persistent);
 ALLOW_ERROR_INJECTION(nvidia_p2p_get_pages_persistent, ERRNO);
 
 noinline int nvidia_p2p_put_pages(uint64_t token, uint32_t va_space, uint64_t va,
@@ -125,7 +132,7 @@ noinline int nvidia_p2p_put_pages(uint64_t token, uint32_t va_space, uint64_t va
 	ended(err, NVLAB_ACCOUNT_PUT_FAILURES, NVLAB_ACCOUNT_PUT_NS, start);
 	return err;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages);
+NVLAB_EXPORT(nvidia_p2p_put_pages);
 ALLOW_ERROR_INJECTION(nvidia_p2p_put_pages, ERRNO);
 
 noinline int nvidia_p2p_put_pages_persistent(uint64_t va, struct nvidia_p2p_page_table *table,
@@ -144,7 +151,7 @@ noinline int nvidia_p2p_put_pages_persistent(uint64_t va, struct nvidia_p2p_page
 	ended(err, NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES, NVLAB_ACCOUNT_PUT_NS, start);
 	return err;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_put_pages_persistent);
+NVLAB_EXPORT(nvidia_p2p_put_pages_persistent);
 ALLOW_ERROR_INJECTION(nvidia_p2p_put_pages_persistent, ERRNO);
 
 noinline int nvidia_p2p_dma_map_pages(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
@@ -162,7 +169,7 @@ noinline int nvidia_p2p_dma_map_pages(struct pci_dev *peer, struct nvidia_p2p_pa
 	nvlab_add_since(NVLAB_ACCOUNT_MAP_NS, start);
 	return err;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_dma_map_pages);
+NVLAB_EXPORT(nvidia_p2p_dma_map_pages);
 ALLOW_ERROR_INJECTION(nvidia_p2p_dma_map_pages, ERRNO);
 
 noinline int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
@@ -186,5 +193,5 @@ noinline int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 	nvlab_add_since(NVLAB_ACCOUNT_UNMAP_NS, start);
 	return err;
 }
-EXPORT_SYMBOL_GPL(nvidia_p2p_dma_unmap_pages);
+NVLAB_EXPORT(nvidia_p2p_dma_unmap_pages);
 ALLOW_ERROR_INJECTION(nvidia_p2p_dma_unmap_pages, ERRNO);

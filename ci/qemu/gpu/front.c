@@ -4,9 +4,9 @@
  * manager and OS layer that they call, over rm.c. For nv-dmabuf.c there is
  * front_dmabuf.c besides.
  *
- * The files come unmodified from NVIDIA's open driver (fetch.sh nvidia_front), so
- * page tables, page records, free callbacks, put paths, DMA mappings and their
- * locks are the real ones. Sources of the functions here:
+ * The files come unmodified from NVIDIA's open driver (fetch.sh nvidia_front; odd.sed
+ * adds to the odd flavour's copies), so page tables, page records, free callbacks, put
+ * paths, DMA mappings and their locks are the real ones. Sources of the functions here:
  * - rm_p2p_*: what docs/facts.md says of the resource manager, as for rm.c.
  * - os_alloc_mem: kernel-open/nvidia/os-interface.c: up to 128 KiB kmalloc, which
  *   tries hard and is silent; what that does not have, and all that is larger, vmalloc,
@@ -28,7 +28,7 @@
  *
  * Left out: addresses or lengths that are no multiple of 64 KiB, which
  * 550 rounds and this refuses as later drivers do; coherent memory that is a BAR's
- * (odd.c has it); rsync and IBM's NPU; the 16 bytes of the GPU's number that cannot
+ * (the odd flavour has it); rsync and IBM's NPU; the 16 bytes of the GPU's number that cannot
  * be allocated once a range is pinned, where RM keeps the pin and nv-p2p.c its table
  * not (osapi.c, rm_p2p_get_pages): the fault get_nomem 3 alone does that. A call
  * takes the time that lab.c's costs say, and the building of the table on top.
@@ -92,6 +92,7 @@ void nvlab_front_poison(struct nvidia_p2p_page_table *table)
 {
 	u32 i;
 
+	nvlab_odd_mend(table);
 	for (i = 0; poisons() && i < table->entries; i++)
 		memset(table->pages[i], POISON, sizeof(*table->pages[i]));
 }
@@ -473,9 +474,12 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va
 				       NvU64 len, NvU64 *phys, NvU32 *wreqmb, NvU32 *rreqmb,
 				       NvU32 *entries, NvU8 **uuid, void *table)
 {
-	bool coherent;
+	bool coherent = false;
+	NV_STATUS status = get_revocable(va, len, phys, wreqmb, rreqmb, entries, uuid, table,
+					 &coherent);
 
-	return get_revocable(va, len, phys, wreqmb, rreqmb, entries, uuid, table, &coherent);
+	nvlab_odd_pinned(table, coherent);
+	return status;
 }
 #endif
 
@@ -487,6 +491,9 @@ NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, NvU64 token, 
 	int err;
 
 	nvlab_hold(NVLAB_H_GET_FILLED);
+	err = nvlab_odd_spoil(table);
+	if (err)
+		return status_of(err);
 	ours->front = callback;
 	ours->front_data = data;
 	ours->table = table;
@@ -616,9 +623,11 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, NvU64 va, 
 						  void **pin, NvU64 *phys, NvU32 *entries,
 						  void *table, void *info)
 {
-	bool coherent;
+	bool coherent = false;
+	NV_STATUS status = get_persistent(va, len, pin, phys, entries, table, false, &coherent);
 
-	return get_persistent(va, len, pin, phys, entries, table, false, &coherent);
+	nvlab_odd_pinned(table, coherent);
+	return status;
 }
 #endif
 
@@ -654,7 +663,7 @@ NV_STATUS NV_API_CALL nvlab_dma_map_peer(nv_dma_device_t *peer, nv_dma_device_t 
 }
 
 /* Releases with gates stop at a page that fails (osapi.c, as in gates.c). */
-#ifdef NVLAB_GATES
+#if defined(NVLAB_GATES) || defined(NVLAB_ODD)
 #define STOPS		true
 #else
 #define STOPS		false
@@ -727,6 +736,7 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp, nv_dma_device_t *
 	struct nvlab_gpu *gpu;
 	NV_STATUS status;
 	u64 wrong;
+	int err;
 
 	*priv = NULL;
 	nvlab_hold(NVLAB_H_MAP_BEFORE);
@@ -742,7 +752,9 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp, nv_dma_device_t *
 	status = status_of(-(int)wrong);
 	if (status != NV_OK)
 		goto put;
-	if (addr[0] >= gpu->start && addr[0] < gpu->start + gpu->size) {
+	if (nvlab_odd_map(peer->dev, page_size, count, addr, &err)) {
+		status = status_of(err);
+	} else if (NVLAB_IS_ODD || (addr[0] >= gpu->start && addr[0] < gpu->start + gpu->size)) {
 		status = nvlab_gate_map(gpu, peer);
 		if (status == NV_OK)
 			status = map_bar(gpu, peer, page_size, count, addr);
@@ -778,8 +790,10 @@ void nvlab_p2p_exit(void)
 		kfree(callback);
 	xa_destroy(&callbacks);
 	xa_destroy(&mappings);
-	xa_for_each(&leaked, key, table)
+	xa_for_each(&leaked, key, table) {
+		nvlab_odd_mend(table);
 		nv_p2p_free_platform_data(table);
+	}
 	xa_destroy(&leaked);
 	list_for_each_safe(spare, next, &spares)
 		kfree(spare);

@@ -57,14 +57,14 @@ void nvlab_front_unmaps(bool without_memory);
 /* Moves the number of live mappings of @table by one, or with 0 forgets the table. */
 void nvlab_front_mapped(void *table, int by);
 
-/* Overwrites the page records of a table that is freed next. */
+/* Overwrites the page records of a table that is freed next. In the odd flavour mends it, too. */
 void nvlab_front_poison(struct nvidia_p2p_page_table *table);
 
 /*
  * What only later releases refuse (gates.c): that @peer maps memory of @gpu's BAR, and
  * that memory is pinned or mapped by a dma-buf, with PCIe forced or without.
  */
-#ifdef NVLAB_GATES
+#if defined(NVLAB_GATES) || defined(NVLAB_ODD)
 NV_STATUS nvlab_gate_map(struct nvlab_gpu *gpu, nv_dma_device_t *peer);
 NV_STATUS nvlab_gate_pin(bool coherent, bool forced);
 #else
@@ -76,6 +76,54 @@ static inline NV_STATUS nvlab_gate_map(struct nvlab_gpu *gpu, nv_dma_device_t *p
 static inline NV_STATUS nvlab_gate_pin(bool coherent, bool forced)
 {
 	return NV_OK;
+}
+#endif
+
+/*
+ * The odd flavour (odd.c). Before a client sees a table, it may be made odd, or -ENOMEM;
+ * before nv-p2p.c frees it, it is as that made it, and no mapping of odd.c is left.
+ */
+#ifdef NVLAB_ODD
+int nvlab_odd_spoil(struct nvidia_p2p_page_table *table);
+void nvlab_odd_mend(struct nvidia_p2p_page_table *table);
+static inline void nvlab_odd_pinned(struct nvidia_p2p_page_table *table, bool coherent)
+{
+	table->real.coherent = coherent;
+}
+
+/*
+ * In the midst of a dma_map_pages, under the RM API lock: maps for @dev what is coherent
+ * memory by its table, or says in *@err why not. False: it is a BAR's.
+ */
+bool nvlab_odd_map(struct device *dev, u64 size, u32 count, u64 *addr, int *err);
+/* What exports.c calls in place of nv-p2p.c's, and nv-dmabuf.c when a device attaches. */
+int nvlab_odd_get_pages_persistent(u64 va, u64 len, struct nvidia_p2p_page_table **table,
+				   u32 flags);
+int nvlab_odd_dma_map_pages(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
+			    struct nvidia_p2p_dma_mapping **record);
+int nvlab_odd_dma_unmap_pages(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
+			      struct nvidia_p2p_dma_mapping *record);
+struct dma_buf;
+struct dma_buf_attachment;
+int nvlab_odd_attach(struct dma_buf *buf, struct dma_buf_attachment *attach);
+NvBool NV_API_CALL nv_grdma_pci_topology_supported(nv_state_t *nv, nv_dma_device_t *peer);
+#else
+static inline int nvlab_odd_spoil(struct nvidia_p2p_page_table *table)
+{
+	return 0;
+}
+
+static inline void nvlab_odd_mend(struct nvidia_p2p_page_table *table)
+{
+}
+
+static inline void nvlab_odd_pinned(struct nvidia_p2p_page_table *table, bool coherent)
+{
+}
+
+static inline bool nvlab_odd_map(struct device *dev, u64 size, u32 count, u64 *addr, int *err)
+{
+	return false;
 }
 #endif
 

@@ -189,8 +189,9 @@ static int duplicate_new(struct nvlab_gpu *gpu, NvHandle exporter, const struct 
 		return err;
 	}
 	new->piece.phys = kvmalloc_array(nvlab_piece_pages(&new->piece), sizeof(u64), GFP_KERNEL);
-	if (new->piece.mem->coherent != coherent)
-		err = -EINVAL;	/* no real GPU has both */
+	/* No real GPU has both; and what is a BAR's has no static address here. */
+	if (new->piece.mem->coherent != coherent || (coherent && !new->piece.mem->host))
+		err = -EINVAL;
 	else
 		err = new->piece.phys ? xa_alloc(&duplicates, handle, new, xa_limit_31b, GFP_KERNEL) :
 					-ENOMEM;
@@ -454,6 +455,8 @@ int nvlab_dma_buf_export(struct nvlab_client *client, struct nvlab_export *req)
 	struct nvlab_gpu *gpu;
 	int err;
 
+	if (!NVLAB_HAS_DMA_BUF)
+		return -EOPNOTSUPP;
 	if (!req->count || req->count > NVLAB_EXPORT_MAX || req->forced > FORCED_MAX)
 		return -EINVAL;
 	part = vmemdup_array_user(u64_to_user_ptr(req->parts), req->count, sizeof(*part));

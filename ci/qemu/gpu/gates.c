@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * The gates of later releases: what keeps a NIC from a GPU's memory that older ones
- * would give it. Built where NVIDIA's own front has them, 580 and later; of the
- * releases between 555 and 580 none was read. Some of the gates are that front's own
+ * would give it. Built where NVIDIA's own front has them, 580 and later, and in the odd
+ * flavour, which asks the topology alone; of the releases between 555 and 580 none was
+ * read. Some of the gates are that front's own
  * and run as they are. These here are what it, or the resource manager, asks:
  * - topology: nv_grdma_pci_topology_supported() in kernel-open/nvidia/nv-pci.c of
  *   580.178.04 and 595.99.02. nv-dmabuf.c asks it when a device attaches, and

@@ -30,7 +30,7 @@
 
 #include "lab_pcie.h"
 #include "nvlab_uapi.h"
-#include "p2p.h"
+#include "nv_p2p.h"
 
 #if KERNEL_VERSION(6, 13, 0) > LINUX_VERSION_CODE
 MODULE_IMPORT_NS(DMA_BUF);

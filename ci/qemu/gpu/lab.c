@@ -108,7 +108,7 @@ struct setting {
 };
 
 #define SETTING(name, normal, min, max) { name, normal, min, max, normal }
-/* What only the other flavour can change has one value here: any other is -EOPNOTSUPP. */
+/* What this flavour cannot change has one value here: any other is -EOPNOTSUPP. */
 #define ONLY_ODD(name, normal, min, max, front) \
 	SETTING(name, NVLAB_IS_ODD ? (normal) : (front), \
 		NVLAB_IS_ODD ? (min) : (front), NVLAB_IS_ODD ? (max) : (front))
@@ -166,8 +166,11 @@ static struct setting config[NVLAB_C_COUNT] = {
 	 * 1: the next get hands out a freed table's address at once (KASAN's quarantine
 	 * would delay it). 0: plain kmalloc and kfree.
 	 */
-	[NVLAB_C_KEY_REUSE] = ONLY_FRONT("key_reuse", 0, 0, 1, 0),
-	/* Tables are overwritten before they are freed; not beside KASAN, which sees it. */
+	[NVLAB_C_KEY_REUSE] = SETTING("key_reuse", 0, 0, 1),
+	/*
+	 * Tables are overwritten before they are freed; not beside KASAN, which sees it, nor
+	 * in the odd flavour, whose clients have copies of the records.
+	 */
 	[NVLAB_C_POISON] = ONLY_FRONT("poison", 1, 0, 1, 0),
 	/*
 	 * Allocations up to this size get a random pattern and CRCs; larger ones
@@ -197,7 +200,7 @@ static struct setting config[NVLAB_C_COUNT] = {
  * work included (which may take longer). Waiting for the RM API lock comes on
  * top; three quarters of the time pass under it. "v100" on a line of its own
  * sets what was published for that card. gpu_start and gpu_stop: how long the first
- * open of a GPU takes, and the last close, besides. Front flavour: odd.c opens nothing.
+ * open of a GPU takes, and the last close, besides.
  */
 static struct setting cost[NVLAB_T_COUNT] = {
 	[NVLAB_T_PIN_BASE] = SETTING("pin_base", 0, 0, NSEC_PER_SEC),
@@ -327,8 +330,8 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 	/* Errno of dma_map_pages, after the RM API lock. */
 	[NVLAB_F_MAP_ERRNO] = "map_errno",
 	/*
-	 * n+1: page n of dma_map_pages cannot be mapped. Of memory in a BAR NVIDIA's front
-	 * goes on and answers what the last page has; the odd flavour stops there.
+	 * n+1: page n of dma_map_pages cannot be mapped. Of memory in a BAR, releases before
+	 * 580 go on and answer what the last page has; later ones, and the odd flavour, stop.
 	 */
 	[NVLAB_F_MAP_PARTIAL] = "map_partial",
 	/* 1: dma_map_pages is -ENOTSUPP: the chipset is refused (>= 580). */
@@ -406,15 +409,12 @@ static int name_find(const char * const *names, unsigned int count,
 	return -EINVAL;
 }
 
-/* NVIDIA's own front makes no odd tables, and the odd flavour has the plainest get and put. */
+/* NVIDIA's own front makes no odd tables, and the odd flavour needs no memory to unmap. */
 static bool fault_can_strike(int at, u64 value)
 {
-	if (!NVLAB_IS_ODD)
-		return at < NVLAB_F_TABLE_VERSION && (at != NVLAB_F_GET_NOMEM || value < 4);
-	return at != NVLAB_F_PUT_ERRNO && at != NVLAB_F_PERSISTENT_PUT_ERRNO &&
-	       at != NVLAB_F_PUT_FORGET && at != NVLAB_F_CALLBACK_DOUBLE &&
-	       at != NVLAB_F_OPEN_ERRNO && at != NVLAB_F_UNMAP_NOMEM &&
-	       (at != NVLAB_F_GET_NOMEM || value < 2);
+	if (at == NVLAB_F_GET_NOMEM)
+		return value < 4;
+	return NVLAB_IS_ODD ? at != NVLAB_F_UNMAP_NOMEM : at < NVLAB_F_TABLE_VERSION;
 }
 
 static int faults_write(int words, char **word)
@@ -569,9 +569,6 @@ static int holds_write(int words, char **word)
 	at = name_find(hold_names, NVLAB_H_COUNT, word[1]);
 	if (at < 0)
 		return -EINVAL;
-	if (NVLAB_IS_ODD && at != NVLAB_H_PUT_LOCKED && at != NVLAB_H_CALLBACK_BEFORE &&
-	    at != NVLAB_H_DEFERRED)
-		return -EOPNOTSUPP;
 	if (!strcmp(word[0], "release")) {
 		holds_release(&holds[at]);
 		return 0;

@@ -312,7 +312,7 @@ static struct pci_driver gpu_driver = {
 
 static int version_show(struct seq_file *s, void *unused)
 {
-#ifdef NVLAB_CLOSED_CORE
+#ifdef NVLAB_CLOSED
 	seq_printf(s, "NVRM version: NVIDIA UNIX %s Kernel Module  %s  (lab stand-in)\n",
 		   utsname()->machine, NVLAB_VERSION);
 #else
@@ -375,7 +375,7 @@ module_exit(nvlab_exit);
 
 MODULE_DESCRIPTION("Lab stand-in for NVIDIA's kernel driver");
 MODULE_AUTHOR("nvidia-peermem lab");
-#ifdef NVLAB_CLOSED_CORE
+#ifdef NVLAB_CLOSED
 MODULE_LICENSE("GPL");
 #else
 MODULE_LICENSE("Dual MIT/GPL");

@@ -22,23 +22,25 @@
 
 /*
  * What this driver is, in a word for tests and in a line for screens and logs.
- * NVLAB_FRONT is the version of NVIDIA's own front, where that is built in.
+ * NVLAB_FRONT is the version of NVIDIA's own front. The odd flavour calls itself as a
+ * driver that has what it has: tools judge by the version.
  */
-#ifdef NVLAB_FRONT
+#ifdef NVLAB_ODD
+#define NVLAB_VERSION	"595.45.04"
+#define NVLAB_FLAVOUR	"odd"
+#define NVLAB_DRIVER	"NVIDIA's driver front " NVLAB_FRONT \
+			" with the lab's odd answers (calls itself " NVLAB_VERSION ")"
+#define NVLAB_IS_ODD	1
+#else
 #define NVLAB_VERSION	NVLAB_FRONT
+#ifdef NVLAB_CLOSED
+#define NVLAB_FLAVOUR	"closed"
+#define NVLAB_DRIVER	"NVIDIA's driver front " NVLAB_FRONT " in the lab's closed flavour"
+#else
 #define NVLAB_FLAVOUR	"nvidia"
 #define NVLAB_DRIVER	"NVIDIA's driver front " NVLAB_FRONT
-#define NVLAB_IS_ODD	0
-#else
-#define NVLAB_VERSION	"595.45.04"
-#ifdef NVLAB_CLOSED_CORE
-#define NVLAB_FLAVOUR	"closed"
-#else
-#define NVLAB_FLAVOUR	"odd"
 #endif
-#define NVLAB_DRIVER	"the lab's own driver front (" NVLAB_FLAVOUR ", calls itself " \
-			NVLAB_VERSION ")"
-#define NVLAB_IS_ODD	1
+#define NVLAB_IS_ODD	0
 #endif
 #define NVLAB_PAGE_SHIFT	16
 #define NVLAB_UUID_LEN	16
@@ -390,7 +392,7 @@ void nvlab_rm_undo_duplicate(struct nvlab_piece *piece);
 int nvlab_rm_map_piece(struct nvlab_piece *piece);
 void nvlab_rm_unmap_piece(struct nvlab_piece *piece);
 
-/* --- exported functions (exports.c; in the odd flavour, odd.c) --- */
+/* --- exported functions (exports.c over front.c) --- */
 
 /*
  * Where @peer finds @len bytes of the GPU's BAR: *@addr, the CPU's address of
@@ -399,26 +401,16 @@ void nvlab_rm_unmap_piece(struct nvlab_piece *piece);
 int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap,
 		   u64 len, u64 *addr);
 
-/* In the odd flavour: whether the driver lets @peer have memory of the GPU's BAR. */
-bool nvlab_topology_supported(struct nvlab_gpu *gpu, struct pci_dev *peer);
-
 /* How many DMA mappings hang on this key; for debugfs, under the RM API lock. */
 unsigned int nvlab_p2p_mappings(void *key);
 /* A table that the real driver would lose: kept in sight until the module goes. */
 void nvlab_p2p_leak(void *key);
-#ifdef NVLAB_FRONT
 int nvlab_p2p_init(void);
-#else
-static inline int nvlab_p2p_init(void)
-{
-	return 0;
-}
-#endif
 void nvlab_p2p_exit(void);
 
-/* --- dma-buf (front_dmabuf.c; in the odd flavour, odd_dmabuf.c) --- */
+/* --- dma-buf (front_dmabuf.c) --- */
 
-#ifdef NVLAB_CLOSED_CORE
+#ifdef NVLAB_CLOSED
 #define NVLAB_HAS_DMA_BUF	0
 #else
 #define NVLAB_HAS_DMA_BUF	1

@@ -29,7 +29,7 @@
  * memory to the caller, but -EIO. A dma-buf has each of its handles mapped in
  * one piece, in what BAR1 has free, whatever anybody else has mapped
  * (kern_bus.c, kbusMapFbApertureByHandle). The exports of dma-buf are in
- * front_dmabuf.c, and in odd_dmabuf.c. The files named are 555.58.02's, in
+ * front_dmabuf.c. The files named are 555.58.02's, in
  * src/nvidia/src/kernel/gpu/bus.
  *
  * Left out: that BAR1 stays mapped for good where a pin was used again for

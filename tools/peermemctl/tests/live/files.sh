@@ -39,7 +39,7 @@ make -s -C "$work/older" KDIR="$kernel" OUT="$work/older-out" OFED="$ofed" NVIDI
 cp "$work/older-out/nvidia-peermem.ko" "$out/files/older.ko"
 git -C "$repo" worktree remove --force "$work/older"
 # The closed flavour of the GPU driver.
-make -s -C "$repo/ci/qemu/gpu" KDIR="$kernel" OUT="$work/closed" SYMVERS="$pcie/Module.symvers" LLVM=-19 NVLAB_CLOSED=1
+make -s -C "$repo/ci/qemu/gpu" KDIR="$kernel" OUT="$work/closed" SYMVERS="$pcie/Module.symvers" LLVM=-19 NVLAB_CLOSED=1 NVIDIA="$fast/nvidia_front"
 find "$work/closed" -name '*.ko' -exec cp {} "$out/files/closed/" \;
 
 # Debian's kernel, which has symbol versions and signatures.

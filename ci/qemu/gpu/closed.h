@@ -1,23 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/*
- * The exports of nvidia.ko. The six that bindings/nv_p2p.h describes come from
- * there; the rest is for modules that were written against NVIDIA's header.
- *
- * Closed flavour: a module with NVIDIA's licence may not call debugfs or the
- * fabric, so the work stays in nvlab_core.ko under names of its own and
- * nvidia.ko forwards to it (closed.c).
- */
-#ifndef NVLAB_P2P_H
-#define NVLAB_P2P_H
+/* Between nvidia.ko of the closed flavour and nvlab_core.ko, whose names Kbuild makes. */
+#ifndef NVLAB_CLOSED_H
+#define NVLAB_CLOSED_H
 
-#include <linux/types.h>
+#include "nv_p2p.h"
 
-struct nvidia_p2p_dma_mapping;
-struct nvidia_p2p_page_table;
 struct nvidia_p2p_params;
-struct pci_dev;
 
-#ifdef NVLAB_FORWARD
 int nvlab_p2p_get_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
 			u64 length, struct nvidia_p2p_page_table **page_table,
 			void (*free_callback)(void *data), void *data);
@@ -35,23 +24,8 @@ int nvlab_p2p_dma_map_pages(struct pci_dev *peer,
 int nvlab_p2p_dma_unmap_pages(struct pci_dev *peer,
 			      struct nvidia_p2p_page_table *page_table,
 			      struct nvidia_p2p_dma_mapping *dma_mapping);
-#elif defined(NVLAB_CLOSED_CORE)
-#define nvidia_p2p_get_pages		nvlab_p2p_get_pages
-#define nvidia_p2p_put_pages		nvlab_p2p_put_pages
-#define nvidia_p2p_get_pages_persistent	nvlab_p2p_get_pages_persistent
-#define nvidia_p2p_put_pages_persistent	nvlab_p2p_put_pages_persistent
-#define nvidia_p2p_dma_map_pages	nvlab_p2p_dma_map_pages
-#define nvidia_p2p_dma_unmap_pages	nvlab_p2p_dma_unmap_pages
-#endif
 
-#ifdef NVLAB_CLOSED_CORE
-#define NVLAB_EXPORT(name)		EXPORT_SYMBOL(name)
-#else
-#define NVLAB_EXPORT(name)		EXPORT_SYMBOL_GPL(name)
-#endif
-
-#include "nv_p2p.h"
-
+/* What does nothing any more, for modules written against NVIDIA's header, as in nv-p2p.c. */
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table);
 int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping);
 int nvidia_p2p_init_mapping(u64 p2p_token, struct nvidia_p2p_params *params,
