@@ -246,6 +246,7 @@ enum { EXPORTS = 4096, KEPT = 64 };
 static struct export {
 	uint64_t from, to;
 } exports[EXPORTS];
+static pthread_mutex_t exporting = PTHREAD_MUTEX_INITIALIZER;
 /* Memory that is freed, and kept by these exports. */
 static struct kept {
 	uint64_t from, to;
@@ -276,13 +277,17 @@ static int is_open(int number)
 
 static int is_exported(uint64_t from, uint64_t to)
 {
-	for (int n = 0; n < EXPORTS; n++)
+	int found = 0;
+
+	pthread_mutex_lock(&exporting);
+	for (int n = 0; n < EXPORTS && !found; n++)
 		if (exports[n].from < to && from < exports[n].to) {
-			if (is_open(n))
-				return 1;
-			exports[n].to = 0;
+			found = is_open(n);
+			if (!found)
+				exports[n].to = 0;
 		}
-	return 0;
+	pthread_mutex_unlock(&exporting);
+	return found;
 }
 
 static uint64_t backing(uint64_t size)
@@ -663,19 +668,23 @@ int cuMemGetHandleForAddressRange(int *fd, uint64_t at, uint64_t size, int type,
 		if (b == blocks + BLOCKS)
 			return 1;
 	}
-	for (int n = 0; n < EXPORTS; n++) {
+	/* Two threads must not take one number. */
+	pthread_mutex_lock(&exporting);
+	status = 2;
+	for (int n = 0; n < EXPORTS && status == 2; n++) {
 		struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = n, .l_len = 1 };
 
 		if (exports[n].to && is_open(n))
 			continue;
 		*fd = lock_file();
-		if (*fd < 0 || fcntl(*fd, F_OFD_SETLK, &lock))
-			return 999;
-		exports[n] = (struct export){ at, at + size };
-		export_flags = flags;
-		return 0;
+		status = *fd < 0 || fcntl(*fd, F_OFD_SETLK, &lock) ? 999 : 0;
+		if (!status) {
+			exports[n] = (struct export){ at, at + size };
+			export_flags = flags;
+		}
 	}
-	return 2;
+	pthread_mutex_unlock(&exporting);
+	return status;
 }
 #endif
 
