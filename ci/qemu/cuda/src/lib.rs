@@ -566,11 +566,12 @@ api! {
     /// Unmaps whole mappings. It waits for the callbacks of all their pins.
     fn cuMemUnmap(address: CuPtr, size: usize) { driver()?.unmap(address, size as u64) }
 
-    /// Returns base and size of the allocation that contains an address.
+    /// Returns base and size of the allocation that contains an address. Video memory of another GPU
+    /// than the current context's is not found.
     fn cuMemGetAddressRange_v2(base: *mut CuPtr, size: *mut usize, address: CuPtr) {
         let d = driver()?;
-        d.here()?;
-        let b = d.buffer(address).ok_or(Code::NotFound)?;
+        let (_, device) = d.here()?;
+        let b = d.buffer(address).filter(|b| b.on_host() || b.device == device).ok_or(Code::NotFound)?;
         // SAFETY: each is checked for NULL, which means "not wanted"; else the caller's pointer.
         unsafe {
             if !base.is_null() {

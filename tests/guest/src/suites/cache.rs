@@ -22,7 +22,7 @@ use crate::cuda::{Cuda, DeviceMemory, Segments};
 use crate::gpu;
 use crate::helper::Helper;
 use crate::machine::{Level, Mode, SecondNic};
-use crate::test::{emit, Env, NvidiaC, Suite, Test};
+use crate::test::{emit, skip, Env, NvidiaC, Suite, Test};
 use crate::verbs::{Device, Loopback, Mr, Op, Pd, Status, FULL_ACCESS};
 
 type Cache = gpumr::Cache<gpumr::cuda::Cuda, IbVerbs>;
@@ -50,6 +50,7 @@ pub fn suite() -> Suite {
         ("storm_with_hooks", with_hooks),
         ("replaced_memory", replaced_memory),
         ("thread_without_context", thread_without_context),
+        ("memory_of_another_gpu", memory_of_another_gpu),
         ("removed_nic", removed_nic),
         ("wrong_input", wrong_input),
     ];
@@ -58,6 +59,7 @@ pub fn suite() -> Suite {
         ("storm_by_dma_buf", |env| storm(env, || Policy::only(Way::DmaBuf), Frees::Unseen)),
         ("replaced_memory", replaced_memory),
         ("thread_without_context", thread_without_context),
+        ("memory_of_another_gpu", memory_of_another_gpu),
         ("removed_nic", removed_nic),
         ("wrong_input", wrong_input),
         ("bar1_full", bar1_full),
@@ -259,6 +261,46 @@ fn thread_without_context(_: &Env) -> Result<()> {
     ensure!(cache.stats().entries == 2, "{:?}", cache.stats());
     cache.forget(pd);
     drop((one, several));
+    gpu::wait_clean(Duration::from_secs(10))
+}
+
+/// CUDA gives no bounds of another GPU's memory than the current context's. Memory of the second GPU
+/// is registered, and again after it was freed and allocated, while a context of the first is
+/// current.
+fn memory_of_another_gpu(env: &Env) -> Result<()> {
+    const N: usize = 3 * KIB;
+    let bench = Bench::new()?;
+    if nvlab::Client::open()?.info(0)?.gpus < 2 {
+        skip("this machine has one GPU");
+        return Ok(());
+    }
+    let other = Cuda::open_on(1)?;
+    let seed = env.rng()?.u64(..);
+    for policy in [Policy::automatic(), Policy::only(Way::DmaBuf)] {
+        let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, policy, Limits::default());
+        let mut worker = Worker::new(&bench, &cache, Frees::Unseen, seed)?;
+        for virtual_memory in [false, true] {
+            for _ in 0..2 {
+                other.attach()?;
+                let memory = if virtual_memory {
+                    Memory::Several(other.segments(SEGMENT, 2 * SEGMENT)?)
+                } else {
+                    Memory::One(other.alloc(2 * SEGMENT)?)
+                };
+                worker.buffers = vec![Buffer::new(memory, 2 * SEGMENT)?];
+                bench.cuda.attach()?;
+                let what = format!("{}, virtual memory: {virtual_memory}", cache.reason());
+                for at in [0, SEGMENT - N / 2] {
+                    worker.exchange(0, (0, 2 * SEGMENT), (at, N)).with_context(|| what.clone())?;
+                }
+                worker.buffers.clear();
+            }
+        }
+        let stats = cache.stats();
+        ensure!((stats.misses, stats.hits) == (4, 4), "{stats:?}");
+        cache.sweep();
+        ensure!(cache.stats().entries == 0, "freed memory stays registered: {:?}", cache.stats());
+    }
     gpu::wait_clean(Duration::from_secs(10))
 }
 
