@@ -201,7 +201,7 @@ help:
 	@echo "make shell        a prompt in that machine"
 	@echo "make check        format, lints and host tests, in two minutes"
 	@echo "make test         all tests before a merge; ONLY=<suite or boot>"
-	@echo "                  NVIDIA_C=1: with NVIDIA's module; NVIDIA_SRC=<dir>: of a driver's source"
+	@echo "                  NVIDIA_C=1: NVIDIA's module; NVIDIA_SRC=<dir>: a driver source"
 	@echo
 	@echo "Settings: KDIR=<kernel build tree>  OFED=<dir>  NVIDIA=<dir>  RUSTC=<path>"
 	@echo "          KERNEL_CRATE=own|lite  LLVM=<suffix>  INSTALL_MOD_PATH=<dir>"
