@@ -242,7 +242,7 @@ pub struct Told {
     pub compute_mode: Option<String>,
     /// The action that it needs after a fault: `Reset`, `Reboot`, `Drain P2P`, ...
     pub recovery: Option<String>,
-    /// Whether the driver, from R570 on, says that it needs none.
+    /// Says whether the driver, from R570 on, reports that it needs none.
     pub is_recovered: bool,
     /// Whether it has a coherent link to the CPU: `Enabled`, `Disabled` or `N/A`.
     pub c2c: Option<String>,
@@ -269,7 +269,7 @@ pub struct Bar1 {
     pub used: u64,
 }
 
-/// What nvidia-smi writes in the place of values of a GPU that has to be recovered: the words of NVML for
+/// The words that nvidia-smi writes in the place of values of a GPU that has to be recovered: the words of NVML for
 /// NVML_ERROR_RESET_REQUIRED and NVML_ERROR_GPU_IS_LOST, each with what recovers the GPU.
 pub const LOST: [(&str, &str); 2] = [("GPU requires reset", "Reset"), ("GPU is lost", "Reboot")];
 

@@ -13,7 +13,7 @@ pub struct RdmaDevice {
     pub pci: Option<String>,
     /// Whether it is software over a network interface (rxe, siw).
     pub software: bool,
-    /// Whether it speaks iWARP, by which only the RDMA connection manager makes connections.
+    /// Says whether it speaks iWARP, by which only the RDMA connection manager makes connections.
     pub iwarp: bool,
     /// The kernel module that makes its memory regions, where that is known.
     pub module: Option<String>,

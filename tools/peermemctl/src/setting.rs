@@ -235,13 +235,13 @@ pub struct Setting {
     /// image's.
     #[serde(skip)]
     pub distribution: Option<String>,
-    /// Whether kernel-install writes the entries of this system's boot loader.
+    /// Says whether kernel-install writes the entries of this system's boot loader.
     #[serde(skip)]
     pub has_boot_entries: bool,
     /// Whether RDMA devices are seen only in the network namespace that has them.
     pub rdma_by_namespace: bool,
-    /// Whether this container has a virtual machine of its own, made by Kata Containers: the kernel is the guest's, and
-    /// that of the host is another one.
+    /// Says whether this container has a virtual machine of its own, made by Kata Containers: the kernel is the
+    /// guest's, and that of the host is another one.
     pub kata: bool,
     /// Whether this is a Tegra (Jetson, IGX Orin): its own GPU shares the CPU's memory.
     pub tegra: bool,

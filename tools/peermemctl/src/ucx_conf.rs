@@ -48,7 +48,7 @@ pub struct Places {
     pub home: Option<String>,
     /// UCX_CONFIG_DIR of its environment.
     pub config_dir: Option<String>,
-    /// Whether it runs somewhere else, where none of these files is.
+    /// Says whether it runs somewhere else, where none of these files is.
     pub is_unknown: bool,
     /// Its working directory, from this program's root on.
     pub working_directory: Option<String>,

@@ -2195,7 +2195,7 @@ fn variables_that_close_a_way_are_heeded() {
     }
 }
 
-/// What a program finds is that of the place where a command line has it run, and of the last that sets it.
+/// A program finds the value of the place where a command line has it run, and of the last that sets it.
 #[test]
 fn a_command_line_is_judged_by_the_files_that_its_program_reads() {
     let one = |files: &[(&str, &[u8])]| changed("one-pair", files);

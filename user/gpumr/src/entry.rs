@@ -93,7 +93,7 @@ pub(crate) struct Entry<G: Gpu, V: Verbs> {
     pub(crate) keys: (u32, u32),
     pub(crate) cache: Weak<Inner<G, V>>,
     pub(crate) identity: Identity,
-    /// Whether the region is no longer the cache's.
+    /// Says whether the region is no longer the cache's.
     pub(crate) abandoned: AtomicBool,
     alive: UnsafeCell<Option<Alive<G, V>>>,
 }

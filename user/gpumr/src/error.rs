@@ -68,7 +68,7 @@ pub enum Error {
         dma_buf: Option<Refusal>,
         /// What CUDA says about such memory.
         memory: Memory,
-        /// Whether nvidia-peermem is known to be loaded.
+        /// Says whether nvidia-peermem is known to be loaded.
         loaded: bool,
     },
     /// This process is a child of the one that made the cache.
@@ -242,11 +242,12 @@ impl Memory {
     }
 }
 
-/// The causes of EFAULT by peer memory: nobody pins the memory. The memory cannot be pinned at all,
-/// the module finds not one free page in BAR1, or there is no module.
+/// The cause of EFAULT by peer memory where CUDA says that nobody can pin the memory.
 const NOT_PINNED: &str =
     "CUDA says that it cannot be pinned: use cudaMalloc(), or cuMemCreate() with gpuDirectRDMACapable";
+/// The cause where there is a module: it finds not one free page in BAR1.
 const NO_PAGE: &str = "nvidia-peermem is loaded, but the GPU driver pins nothing there: BAR1 may be full";
+/// The question where it is not known whether there is a module.
 const IS_LOADED: &str = "is nvidia-peermem loaded?";
 
 /// The causes of other errors of verbs (docs/doctor.md). The kernel's ENOTSUPP has no name in user

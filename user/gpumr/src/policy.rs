@@ -16,7 +16,7 @@ pub enum Way {
 pub struct Policy {
     ways: &'static [Way],
     reason: &'static str,
-    /// Whether nvidia-peermem is known to be loaded.
+    /// Says whether nvidia-peermem is known to be loaded.
     loaded: bool,
 }
 

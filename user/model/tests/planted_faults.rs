@@ -12,7 +12,7 @@ use std::sync::Mutex;
 /// The crates that a fault may be in, by their folders. Only those that its test needs are built.
 const CRATES: [(&str, &str); 4] =
     [("gpumr", "gpumr"), ("model", "gpumr-model"), ("gpumr-c", "gpumr-c"), ("gpumr-preload", "gpumr-preload")];
-/// What else the tests of these crates need.
+/// The folders that the tests of these crates need besides.
 const BESIDE: [&str; 2] = ["stand-ins", "examples"];
 /// The libraries that programs load. Cargo leaves the version out of the names of their files.
 const LIBRARIES: [&str; 2] = ["gpumr-c", "gpumr-preload"];

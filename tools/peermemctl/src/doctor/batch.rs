@@ -7,9 +7,9 @@
 pub struct Batch {
     /// The beginnings of the names of folders of its control groups.
     words: &'static [&'static str],
-    /// What lets a job lock memory. The names of many daemons' units differ, and `ps` tells them.
+    /// Says what lets a job lock memory. The names of many daemons' units differ, and `ps` tells them.
     pub memlock: &'static str,
-    /// How a job asks for GPUs.
+    /// Says how a job asks for GPUs.
     pub gpus: &'static str,
 }
 

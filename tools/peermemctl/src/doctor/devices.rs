@@ -32,7 +32,7 @@ pub fn is_of_nic(path: &str) -> bool {
 #[derive(PartialEq, Eq)]
 pub struct Unit {
     pub name: String,
-    /// Whether it is gone when it has ended.
+    /// Says whether it is gone when it has ended.
     is_transient: bool,
 }
 

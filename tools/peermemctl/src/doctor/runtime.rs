@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What made a container, and gave its processes a /dev and limits of their own.
+//! Tells what made a container, and gave its processes a /dev and limits of their own.
 
 use crate::kernel;
 use crate::machine::Machine;
 use crate::setting::{container_of, APPTAINER, ENROOT, NSPAWN, PODMAN};
 
-/// What made a container. A pod's is that of its Kubernetes, which others know by its control group.
+/// Names what made a container. A pod's is that of its Kubernetes, which others know by its control group.
 #[derive(PartialEq, Eq)]
 pub enum Runtime {
     Apptainer,

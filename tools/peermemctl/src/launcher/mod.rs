@@ -26,7 +26,7 @@ pub struct Launched<'a> {
     pub user: Option<String>,
     /// The folder in which the program is started, if that is known.
     pub folder: Option<String>,
-    /// Whether the program may run on another machine or in a container, where other files are.
+    /// Says whether the program may run on another machine or in a container, where other files are.
     pub is_elsewhere: bool,
     root: &'a Root,
 }
