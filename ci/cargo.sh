@@ -118,7 +118,7 @@ case " $* " in
 *" --release "*) profile=release ;;
 *) profile=dev ;;
 esac
-run="$profile cargo $* in $checkout/$dir"
+run="$profile cargo $* in $PWD"
 
 # The crates of others, before anything needs them: where they cannot be had one line says so.
 crates() {
@@ -132,7 +132,7 @@ crates() {
 exec 8>"$CARGO_TARGET_DIR/.checkout-lock-$profile"
 # One for a whole workspace: any of its folders builds its crates.
 workspace=$(dirname "$(cargo locate-project --workspace --message-format plain)")
-name=$(echo "${workspace#"$checkout"/}" | tr / -)
+name=$(echo "top${workspace#"$checkout"}" | tr / -)
 if [ "$1" = test ]; then
 	exec 7>"$CARGO_TARGET_DIR/.test-$name"
 	take -x 7

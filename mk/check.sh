@@ -4,7 +4,8 @@
 # kernel tree. Of the models only the small searches: the long ones belong to `make test`. In:
 # cargo, and the folder for what it builds.
 set -eu
-cargo=$1 out=$2
+cargo=$1
+export CARGO_TARGET_DIR="$2"
 rustfmt --check src/peer_client.rs samples/edu-dma/edu_dma.rs
 # Not by git, which may be missing, or refuse a clone of another user.
 locks=$(find . \( -name target -o -name build -o -name deps -o -name .git \) -prune -o -name Cargo.lock -print | sort)
@@ -17,8 +18,6 @@ for lock in $locks; do
 	echo "check: $dir"
 	(
 		cd "$dir"
-		# tests/host builds into a folder of its own, for its loop of seconds.
-		[ -e .cargo/config.toml ] || export CARGO_TARGET_DIR="$out"
 		"$cargo" fmt --all --check
 		"$cargo" clippy --quiet --locked --workspace --all-targets -- -Dwarnings
 		if grep -q '^name = "run"' Cargo.lock; then

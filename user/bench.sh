@@ -9,7 +9,7 @@ out=${2:-../build/bench}
 cargo build --quiet --release --locked -p gpumr --example bench
 cargo build --quiet --release --locked -p gpumr-c
 mkdir -p "$out"
-release=${CARGO_TARGET_DIR:-target}/release
+release=${CARGO_TARGET_DIR:-../build/target}/release
 cp "$release/examples/bench" "$out/cache-bench"
 cp "$release/libgpumr_c.so" "$out/libgpumr.so.1"
 # The program finds the library beside itself.

@@ -258,12 +258,12 @@ $(sysroot:$(S)/%=%):
 # Programs. cargo would compile them anew for each clone.
 
 libraries = $(or $(sysroot),"=$(call package,$(1))")
-rust := "=$(call version,rustc cc ld)" $(wildcard $(HOME)/.cargo/config.toml) \
+rust := "=$(call version,rustc cc ld)" $(wildcard $(HOME)/.cargo/config.toml) .cargo tests/host/rustc.sh \
 	$(if $(cross),$(sysroot) $(q)/cross.sh "=$(call version,$(cross)-linux-gnu-gcc)")
 program = $(keep) $(P:build/lab/%=%)/$@ --made-of $@.d $(rust) $(q)/program.sh
 built = -- $(q)/program.sh
-# What each program of this workspace is made of.
-workspace := $(q)/Cargo.toml $(q)/Cargo.lock
+# What each program of the top workspace is made of.
+workspace := Cargo.toml Cargo.lock
 
 libcuda:
 	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda libcuda.so
@@ -281,7 +281,7 @@ cuda-selftest:
 	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda $@
 
 guest:
-	@$(program) tests/guest user/gpumr $(q)/gpu/client tools/proc tools/peermemctl/tests/situations/live.json samples/edu-dma/uapi.rs \
+	@$(program) $(workspace) tests/guest user/gpumr $(q)/gpu/client tools/proc tools/peermemctl/tests/situations/live.json samples/edu-dma/uapi.rs \
 		$(call libraries,libc6-dev libibverbs-dev linux-libc-dev) \
 		$(built) tests/guest $@
 
@@ -290,8 +290,7 @@ peermemctl:
 
 # For unmodified programs (docs/dma-buf.md).
 preload:
-	@$(program) user/gpumr user/gpumr-preload user/Cargo.toml user/Cargo.lock tests/host/rustc.sh \
-		$(built) user/gpumr-preload libgpumr_preload.so
+	@$(program) user/gpumr user/gpumr-preload user/Cargo.toml user/Cargo.lock $(built) user/gpumr-preload libgpumr_preload.so
 
 profile:
 	@$(program) $(workspace) $(q)/profile $(built) $(q)/profile libprofile.so

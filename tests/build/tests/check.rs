@@ -36,9 +36,10 @@ fn check(dir: &Path, programs: &[(&str, &str)], cargo: &str) -> (Outcome, String
 fn every_workspace_is_checked_where_git_fails() {
     let (outcome, log) = check(&repository(), &[("git", "echo 'fatal: dubious ownership' >&2; exit 128")], "cargo");
     assert!(outcome.ok && outcome.text.ends_with("check: PASS\n"), "{}", outcome.text);
-    for folder in ["ci/qemu", "tests/guest", "tests/host", "tools/peermemctl", "user"] {
+    let top = repository().display().to_string();
+    for folder in [top.clone(), top.clone() + "/tools/peermemctl", top + "/user"] {
         for verb in ["fmt", "clippy", "test"] {
-            assert!(log.contains(&format!("/{folder} {verb}\n")), "no {verb} in {folder}:\n{log}");
+            assert!(log.contains(&format!("{folder} {verb}\n")), "no {verb} in {folder}:\n{log}");
         }
     }
 }

@@ -31,7 +31,7 @@ fn no_two_lock_files_have_different_versions_of_a_crate() {
             }
         }
     }
-    assert!(files.lines().count() > 4 && versions.len() > 200, "{files}: {} crates", versions.len());
+    assert!(files.lines().count() > 2 && versions.len() > 200, "{files}: {} crates", versions.len());
     let different: Vec<_> = versions.iter().filter(|(_, versions)| versions.len() > 1).collect();
     assert!(different.is_empty(), "cargo update --precise brings them together: {different:#?}");
 }

@@ -6,7 +6,7 @@
 use build_tests::{repository, run, FakeKernel, Outcome};
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// `modules` makes an object with this kernel's vermagic in place of the module, and
@@ -436,17 +436,42 @@ fn help_fits_one_screen_and_no_target_is_untold() {
     }
 }
 
-/// rust-analyzer opens each existing workspace, and none that was removed. kernel-lite/crates
-/// contains no code.
-#[test]
-fn the_editor_is_told_of_every_workspace() {
+/// Returns the manifests of all workspaces. kernel-lite/crates contains no code.
+fn workspaces() -> BTreeSet<String> {
     let out = Command::new("git").current_dir(repository()).args(["ls-files", "*Cargo.lock"]).output().expect("git");
     let locks = String::from_utf8(out.stdout).expect("UTF-8");
     let with_code = locks.lines().filter(|lock| *lock != "kernel-lite/crates/Cargo.lock");
-    let there: BTreeSet<String> = with_code.map(|lock| lock.replace("Cargo.lock", "Cargo.toml")).collect();
+    with_code.map(|lock| lock.replace("Cargo.lock", "Cargo.toml")).collect()
+}
+
+/// rust-analyzer opens each existing workspace, and none that was removed.
+#[test]
+fn the_editor_is_told_of_every_workspace() {
     let settings = read(".vscode/settings.json");
     let told = settings.split('"').filter(|word| word.ends_with("Cargo.toml")).map(str::to_string).collect();
-    assert_eq!(there, told);
+    assert_eq!(workspaces(), told);
+}
+
+/// Each crate is a member of a workspace: cargo runs the tests of no other.
+#[test]
+fn every_crate_is_a_member_of_a_workspace() {
+    let out = Command::new("git").current_dir(repository()).args(["ls-files", "*Cargo.toml"]).output().expect("git");
+    let manifests = String::from_utf8(out.stdout).expect("UTF-8");
+    let is_crate =
+        |manifest: &&str| read(manifest).contains("[package]") && !manifest.starts_with("kernel-lite/crates");
+    let crates: BTreeSet<String> = manifests.lines().filter(is_crate).map(str::to_string).collect();
+    let mut members = BTreeSet::new();
+    for workspace in workspaces() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["metadata", "--no-deps", "--format-version=1", "--locked", "--offline", "--manifest-path"]);
+        let out = cargo.arg(repository().join(workspace)).output().expect("cargo");
+        let metadata: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        for package in metadata["packages"].as_array().expect("packages") {
+            let manifest = Path::new(package["manifest_path"].as_str().expect("a path"));
+            members.insert(manifest.strip_prefix(repository()).expect("here").display().to_string());
+        }
+    }
+    assert_eq!(crates, members);
 }
 
 fn read(file: &str) -> String {

@@ -9,16 +9,22 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Makes a checkout with a workspace that has one program. The program prints the checkout's name.
 fn checkout(dir: &Path, name: &str) -> PathBuf {
+    checkout_with(dir, name, "all")
+}
+
+/// Makes a checkout with its workspace in this folder.
+fn checkout_with(dir: &Path, name: &str, workspace: &str) -> PathBuf {
     let repo = dir.join(name);
-    fs::create_dir_all(repo.join("all/one/src")).unwrap();
+    let all = repo.join(workspace);
+    fs::create_dir_all(all.join("one/src")).unwrap();
     fs::create_dir_all(repo.join("ci")).unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../cargo.sh");
     fs::copy(script, repo.join("ci/cargo.sh")).unwrap();
-    fs::write(repo.join("all/Cargo.toml"), "[workspace]\nmembers = [\"one\"]\nresolver = \"2\"\n").unwrap();
-    fs::write(repo.join("all/one/Cargo.toml"), "[package]\nname = \"one\"\nedition = \"2021\"\n").unwrap();
+    fs::write(all.join("Cargo.toml"), "[workspace]\nmembers = [\"one\"]\nresolver = \"2\"\n").unwrap();
+    fs::write(all.join("one/Cargo.toml"), "[package]\nname = \"one\"\nedition = \"2021\"\n").unwrap();
     let lock = "version = 3\n\n[[package]]\nname = \"one\"\nversion = \"0.0.0\"\n";
-    fs::write(repo.join("all/Cargo.lock"), lock).unwrap();
-    fs::write(repo.join("all/one/src/main.rs"), format!("fn main() {{ print!(\"{name}\") }}")).unwrap();
+    fs::write(all.join("Cargo.lock"), lock).unwrap();
+    fs::write(all.join("one/src/main.rs"), format!("fn main() {{ print!(\"{name}\") }}")).unwrap();
     repo
 }
 
@@ -34,12 +40,14 @@ fn said(repo: &Path, folder: &str, cache: &Path) -> String {
 /// of the workspace it was built.
 #[test]
 fn another_checkouts_build_is_not_taken() {
-    let dir = tempfile::tempdir().unwrap();
-    let cache = dir.path().join("cache");
-    let repos = ["first", "second"].map(|name| checkout(dir.path(), name));
-    for _ in 0..2 {
-        assert_eq!(said(&repos[0], "all", &cache), "first");
-        assert_eq!(said(&repos[1], "all/one", &cache), "second");
+    for workspace in ["all", "."] {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = dir.path().join("cache");
+        let repos = ["first", "second"].map(|name| checkout_with(dir.path(), name, workspace));
+        for _ in 0..2 {
+            assert_eq!(said(&repos[0], workspace, &cache), "first");
+            assert_eq!(said(&repos[1], &format!("{workspace}/one"), &cache), "second");
+        }
     }
 }
 
