@@ -51,7 +51,11 @@ sbom() {
 		echo "make dist: the archive comes without SBOMs: there is no sbom4rust: in a Python environment, pip install sbom4rust" >&2
 		return
 	}
-	for part in module:kernel-lite/crates peermemctl:tools/peermemctl libgpumr:user; do
+	# The module's part of the top lock file, with the two crates that deps.sh leaves out.
+	(cd "$stage/$name" && for crate in $(ls kernel-lite/deps) rustc_version semver; do
+		awk -v RS= -v name="\"$crate\"" '$4 == name { print $0 "\n" }' Cargo.lock
+	done >"$out/Cargo.lock" && mv "$out/Cargo.lock" kernel-lite/deps/)
+	for part in module:kernel-lite/deps peermemctl:tools/peermemctl libgpumr:user; do
 		file=$out/$name-${part%%:*}.cdx.json lock=${part#*:}/Cargo.lock
 		rm -f "$file" "$file.new"
 		# Behind a proxy that nobody serves: it would ask others on the network about each crate, for minutes.
@@ -59,7 +63,7 @@ sbom() {
 			echo "make dist: sbom4rust fails for $lock: $(tail -n 1 "$out/sbom.log")" >&2
 			exit 1
 		}
-		sed -n 's/^name = "\(.*\)"/\1/p; s/^version = "\(.*\)"/\1/p' "$lock" | paste -d @ - - | while read -r crate; do
+		sed -n 's/^name = "\(.*\)"/\1/p; s/^version = "\(.*\)"/\1/p' "$stage/$name/$lock" | paste -d @ - - | while read -r crate; do
 			grep -qF "\"pkg:cargo/$crate\"" "$file.new" || {
 				echo "make dist: sbom4rust leaves $crate of $lock out" >&2
 				exit 1

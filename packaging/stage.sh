@@ -18,7 +18,7 @@ dkms)
 	mkdir -p "$src" "$lib" "$root/usr/lib/udev/rules.d"
 	cp -R Kbuild Makefile VERSION bindings kernel-lite mk src "$src/"
 	# What fetches them is of no use beside them.
-	rm -rf "$src/kernel-lite/deps" "$src/kernel-lite/deps.sh" "$src/kernel-lite/crates"
+	rm -rf "$src/kernel-lite/deps" "$src/kernel-lite/deps.sh"
 	cp -R "$deps" "$src/kernel-lite/deps"
 	# Keep only their code and their licences.
 	find "$src/kernel-lite/deps" -mindepth 2 -maxdepth 2 \( -name '.*' -o -name '*.orig' -o -name '*.sh' -o -name rust-toolchain.toml \

@@ -72,6 +72,15 @@ fn a_crate_that_does_not_come_is_named() {
     }
 }
 
+/// A crate that cargo chose by itself has no checksum here.
+#[test]
+fn a_crate_that_the_lock_file_does_not_name() {
+    let dir = TempDir::new().expect("temporary folder");
+    let outcome = deps(dir.path(), &(writes(&CRATES) + "\necho 'checksum = \"new\"' >>$to/.lock/Cargo.lock"));
+    assert!(!outcome.ok && outcome.text.contains("with checksum = \"new\""), "{}", outcome.text);
+    nothing_half_made(dir.path());
+}
+
 #[test]
 fn a_network_that_is_down() {
     let dir = TempDir::new().expect("temporary folder");
