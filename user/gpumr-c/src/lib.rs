@@ -156,6 +156,7 @@ thread_local! {
     static WORDS: RefCell<CString> = RefCell::default();
 }
 
+#[cold]
 fn failed(error: &Error) -> c_int {
     let text = CString::new(error.to_string()).unwrap_or_default();
     let _ = WORDS.try_with(|words| *words.borrow_mut() = text);
@@ -166,6 +167,7 @@ fn status(result: Result<(), Error>) -> c_int {
     result.map_or_else(|error| failed(&error), |()| 0)
 }
 
+#[cold]
 fn null(what: &'static str) -> Error {
     Error::Argument(what.into())
 }
@@ -181,7 +183,7 @@ unsafe fn opened<'a>(cache: *const Gpumr) -> Result<&'a Gpumr, Error> {
 }
 
 fn domain(pd: *mut c_void) -> Result<Pd, Error> {
-    let pd = NonNull::new(pd).ok_or(Error::Argument("the protection domain is NULL".into()))?;
+    let pd = NonNull::new(pd).ok_or_else(|| null("the protection domain is NULL"))?;
     // SAFETY: gpumr.h: a live domain, told to gpumr_forget() before it goes.
     Ok(unsafe { Pd::new(pd) })
 }
@@ -288,15 +290,19 @@ pub unsafe extern "C" fn gpumr_register(
     access: c_int,
     out: *mut *mut GpumrLease,
 ) -> c_int {
-    // SAFETY: gpumr.h: an open cache, and room for a pointer, or NULL.
-    let (cache, out) = unsafe { (opened(cache), out.as_mut()) };
-    let made = || {
-        let out = out.ok_or_else(|| null("out, for the lease, is NULL"))?;
-        *out = std::ptr::null_mut();
-        *out = given(cache?.cache.register(domain(pd)?, addr as u64, length as u64, access)?);
-        Ok(())
+    // SAFETY: gpumr.h: room for a pointer, or NULL; an open cache, or NULL.
+    let (Some(out), cache) = (unsafe { (out.as_mut(), opened(cache)) }) else {
+        return failed(&null("out, for the lease, is NULL"));
     };
-    status(made())
+    *out = std::ptr::null_mut();
+    let made = cache.and_then(|cache| cache.cache.register(domain(pd)?, addr as u64, length as u64, access));
+    match made {
+        Ok(lease) => {
+            *out = given(lease);
+            0
+        }
+        Err(error) => failed(&error),
+    }
 }
 
 /// Implements the function of gpumr.h.

@@ -433,6 +433,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
     ///
     /// Errors say in words what is wrong ([`Error`]). If memory is short, unused registrations are
     /// evicted and it is tried once more.
+    #[inline]
     pub fn register(
         &self,
         pd: V::Pd,
@@ -444,16 +445,10 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         let range = Range::new(address, length)?;
         let inner = &self.0;
         inner.check_process()?;
-        if let Some(entry) = inner.recent(pd, access, &range).or_else(|| inner.hit(pd, access, &range)) {
-            if inner.options.idle_bytes > 0 {
-                lock(&inner.state).lend(&entry);
-            }
-            return Ok(Lease::new(entry, range));
-        }
-        inner.counters.misses.add(1);
-        let entry = inner.miss(pd, access, range)?;
-        inner.trim();
-        inner.relieve();
+        let entry = match inner.recent(pd, access, &range) {
+            Some(entry) if inner.options.idle_bytes == 0 => entry,
+            recent => inner.register(recent, pd, access, range)?,
+        };
         Ok(Lease::new(entry, range))
     }
 
@@ -548,12 +543,35 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
 }
 
 impl<G: Gpu, V: Verbs> Inner<G, V> {
+    #[inline]
     pub(crate) fn check_process(&self) -> Result<(), Error> {
         if self.generation == fork::generation() {
             Ok(())
         } else {
             Err(Error::Forked)
         }
+    }
+
+    /// Registers what `recent` is not, and sees to the limits.
+    #[inline(never)]
+    fn register(
+        self: &Arc<Self>,
+        recent: Option<Held<G, V>>,
+        pd: V::Pd,
+        access: Access,
+        range: Range,
+    ) -> Result<Held<G, V>, Error> {
+        if let Some(entry) = recent.or_else(|| self.hit(pd, access, &range)) {
+            if self.options.idle_bytes > 0 {
+                lock(&self.state).lend(&entry);
+            }
+            return Ok(entry);
+        }
+        self.counters.misses.add(1);
+        let entry = self.miss(pd, access, range)?;
+        self.trim();
+        self.relieve();
+        Ok(entry)
     }
 
     /// Returns a lease of what this thread had lately, without a lock.

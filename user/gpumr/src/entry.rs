@@ -78,24 +78,27 @@ struct Alive<G: Gpu, V: Verbs> {
 ///
 /// `alive` is `Some` and nobody writes to it until `word` is removed and without leases; then it
 /// belongs to the caller that `word` told so.
+// A hit reads the first two lines of the processor's cache, and writes to the first. No other entry
+// lies there, so that threads with entries of their own do not wait for each other.
+#[repr(C, align(64))]
 pub(crate) struct Entry<G: Gpu, V: Verbs> {
     pub(crate) word: Word,
     /// The value of the cache's clock when it was last asked for.
     pub(crate) used: AtomicU64,
-    /// The use under which it waits to be evicted. It is read and written under the cache's lock.
-    pub(crate) queued: AtomicU64,
+    pub(crate) range: Range,
     pub(crate) pd: V::Pd,
     pub(crate) access: Access,
-    pub(crate) range: Range,
     /// The GPU's number, or 0 if nobody needs it.
     pub(crate) device: i32,
-    pub(crate) way: Way,
-    pub(crate) keys: (u32, u32),
-    pub(crate) cache: Weak<Inner<G, V>>,
+    /// The use under which it waits to be evicted. It is read and written under the cache's lock.
+    pub(crate) queued: AtomicU64,
+    alive: UnsafeCell<Option<Alive<G, V>>>,
     pub(crate) identity: Identity,
+    pub(crate) cache: Weak<Inner<G, V>>,
+    pub(crate) keys: (u32, u32),
+    pub(crate) way: Way,
     /// Says whether the region is no longer the cache's.
     pub(crate) abandoned: AtomicBool,
-    alive: UnsafeCell<Option<Alive<G, V>>>,
 }
 
 // SAFETY: All fields may be sent and shared but `alive`. Its parts may, and its one writer is alone

@@ -72,6 +72,7 @@ extern "C" fn in_child() {
 
 /// Returns how many forks lie between this process and the first that asked. It makes no system
 /// call.
+#[inline]
 pub(crate) fn generation() -> u64 {
     FORKS.load(Ordering::Relaxed)
 }

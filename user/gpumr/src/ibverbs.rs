@@ -69,6 +69,7 @@ impl Pd {
     ///
     /// It is one of libibverbs', and lives until the cache was told to forget it and all its leases
     /// ended.
+    #[inline]
     pub unsafe fn new(pd: NonNull<c_void>) -> Self {
         // SAFETY: By this function's contract it lives. It begins with that pointer since libibverbs
         // 1.1.

@@ -17,20 +17,23 @@ pub struct Range {
 impl Range {
     /// Returns `length` bytes from `address` on. Fails for no bytes, or for more than the address
     /// space has.
+    #[inline]
     pub fn new(address: u64, length: u64) -> Result<Self, Error> {
         if length == 0 {
             return Err(Error::NoLength { address });
         }
-        let end = address.checked_add(length).ok_or(Error::Wraps { address, length })?;
+        let Some(end) = address.checked_add(length) else { return Err(Error::Wraps { address, length }) };
         Ok(Self { start: address, end })
     }
 
     /// Returns the first address.
+    #[inline]
     pub fn start(&self) -> u64 {
         self.start
     }
 
     /// Returns the address after the last.
+    #[inline]
     pub fn end(&self) -> u64 {
         self.end
     }
@@ -46,6 +49,7 @@ impl Range {
     }
 
     /// Returns whether all of `other` is in it.
+    #[inline]
     pub fn contains(&self, other: &Self) -> bool {
         self.start <= other.start && other.end <= self.end
     }

@@ -11,17 +11,33 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::hash::{Hash, Hasher};
 
-/// The number of slots is two to the power of this: 96 KiB in each thread that registers. An entry
+/// The number of slots is two to the power of this: 128 KiB in each thread that registers. An entry
 /// may lie in either of two. So 1265 buffers of one size side by side find room, and of random sizes
 /// seven of eight.
 const SLOTS_LOG: u32 = 12;
+const SLOTS: usize = 1 << SLOTS_LOG;
 
-/// The first address of the range that was asked for, and its entry.
-type Slot = Option<(u64, Arc<dyn Any>)>;
+/// A place for an entry. The two in which an entry may lie share a line of the processor's cache.
+///
+/// # Invariants
+///
+/// `entry` is an [`Entry`] with the type parameters of the [`Inner`] at the address `cache`, of which
+/// it has a weak reference, so nothing else takes that address. Without an entry, `cache` is 0, at
+/// which there is no cache.
+#[derive(Clone)]
+#[repr(align(32))]
+struct Slot {
+    /// The first address of the range that was asked for.
+    start: u64,
+    cache: usize,
+    entry: Option<Arc<dyn Any>>,
+}
+
+const _: () = assert!(size_of::<Slot>() == 32);
 
 thread_local! {
-    /// The slots. Empty until the first use.
-    static RECENT: RefCell<Vec<Slot>> = const { RefCell::new(Vec::new()) };
+    /// The slots. None until the first use.
+    static RECENT: RefCell<Option<Box<[Slot; SLOTS]>>> = const { RefCell::new(None) };
 }
 
 /// A quick hash. A bad hash only makes hits slower.
@@ -54,10 +70,10 @@ impl Hasher for Mix {
 }
 
 /// Returns the slots in which an entry may be.
+#[inline]
 fn slots(pd: &impl Hash, access: Access, start: u64) -> [usize; 2] {
-    let mut mix = Mix(0);
+    let mut mix = Mix(access.bits() as u64);
     pd.hash(&mut mix);
-    mix.write_i32(access.bits());
     mix.write_u64(start);
     // The product's highest bits differ most between neighbours.
     let first = (mix.finish() >> (u64::BITS - SLOTS_LOG)) as usize;
@@ -74,15 +90,22 @@ pub(crate) fn find<G: Gpu, V: Verbs, T>(
     range: &Range,
     found: impl FnOnce(&Entry<G, V>) -> Option<T>,
 ) -> Option<T> {
-    let look = |recent: &RefCell<Vec<Slot>>| {
+    let address = Arc::as_ptr(cache) as usize;
+    let look = |recent: &RefCell<Option<Box<[Slot; SLOTS]>>>| {
         let recent = recent.try_borrow().ok()?;
-        let here = |at: usize| recent.get(at)?.as_ref().filter(|(start, _)| *start == range.start());
-        let (_, entry) = slots(&pd, access, range.start()).into_iter().find_map(here)?;
-        let entry = entry.downcast_ref::<Entry<G, V>>()?;
-        let fits = entry.cache.as_ptr() == Arc::as_ptr(cache)
-            && (entry.pd, entry.access) == (pd, access)
-            && entry.range.contains(range);
-        fits.then(|| found(entry))?
+        let all = recent.as_deref()?;
+        let here = |at: usize| {
+            let slot = &all[at];
+            if slot.start != range.start() || slot.cache != address {
+                return None;
+            }
+            let entry = std::ptr::from_ref(slot.entry.as_deref()?).cast::<Entry<G, V>>();
+            // SAFETY: By the invariant it is an entry of this cache, which the slot holds.
+            let entry = unsafe { &*entry };
+            (entry.pd == pd && entry.access == access && entry.range.contains(range)).then_some(entry)
+        };
+        let [first, second] = slots(&pd, access, range.start());
+        found(here(first).or_else(|| here(second))?)
     };
     // A thread that ends has no slots any more.
     RECENT.try_with(look).ok()?
@@ -91,15 +114,17 @@ pub(crate) fn find<G: Gpu, V: Verbs, T>(
 /// Keeps `entry`, so that this thread's next hit from `start` on finds it here.
 pub(crate) fn keep<G: Gpu, V: Verbs>(entry: Arc<Entry<G, V>>, start: u64) {
     let slots = slots(&entry.pd, entry.access, start);
+    let cache = entry.cache.as_ptr() as usize;
     let _ = RECENT.try_with(|recent| {
         let Ok(mut recent) = recent.try_borrow_mut() else { return None };
-        if recent.is_empty() {
-            recent.resize(1 << SLOTS_LOG, None);
-        }
-        let free = |at: &usize| recent[*at].as_ref().is_none_or(|(other, _)| *other == start);
+        let all = recent.get_or_insert_with(|| {
+            let none = vec![Slot { start: 0, cache: 0, entry: None }; SLOTS];
+            none.into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!("it has so many"))
+        });
+        let free = |at: &usize| all[*at].entry.is_none() || all[*at].start == start;
         let slot = slots.into_iter().find(free).unwrap_or(slots[0]);
         // The old entry is dropped where nothing is borrowed.
-        recent[slot].replace((start, entry))
+        Some(std::mem::replace(&mut all[slot], Slot { start, cache, entry: Some(entry) }))
     });
 }
 
