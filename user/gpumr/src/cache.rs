@@ -8,6 +8,7 @@ use crate::error::{Error, Memory, Refusal};
 use crate::fork::{self, Closed};
 use crate::identity::Identity;
 use crate::lease::Lease;
+use crate::outside::Outside;
 use crate::policy::{Policy, Way};
 use crate::pressure::Pressure;
 use crate::range::{page_size, Range};
@@ -166,6 +167,8 @@ type Rest<G, V> = (Option<Removed<G, V>>, Option<Arc<Closed>>);
 /// An entry, and its maker's lease.
 type New<G, V> = (Arc<Entry<G, V>>, Held<G, V>);
 type Regions<G, V> = BTreeMap<u64, Arc<Entry<G, V>>>;
+/// Entries by their last use.
+type Queue<G, V> = BTreeMap<(u64, usize), Arc<Entry<G, V>>>;
 
 /// A registration under way.
 struct Making {
@@ -177,9 +180,11 @@ struct Making {
 /// # Invariants
 ///
 /// Of one domain and access, no entry contains another, so starts and ends have the same order. The
-/// sums are those of all entries, and `queued_bytes` that of the queue. No entry in the maps is
-/// removed, and each entry that leaves them is. With [`Options::idle_bytes`], an entry in the queue
-/// is not in use, unless its user is about to take the lock and to take it out.
+/// sums are those of all entries, and `queued_bytes` that of the queues. No entry in the maps is
+/// removed, and each entry that leaves them is. An entry in the maps is in a queue, or it is awaited,
+/// or the thread that ended its last lease is about to take the lock and to put it back. With
+/// [`Options::idle_bytes`], an entry in a queue is not in use, unless its user is about to take the
+/// lock and to take it out.
 pub(crate) struct State<G: Gpu, V: Verbs> {
     regions: BTreeMap<(V::Pd, Access), Regions<G, V>>,
     entries: u64,
@@ -197,9 +202,10 @@ pub(crate) struct State<G: Gpu, V: Verbs> {
     /// The newest dma-buf of each range, by the range's first and last address, with the
     /// allocations that it consists of.
     shared: BTreeMap<(u64, u64), (Identity, Weak<Export>)>,
-    /// The entries that may be evicted, by their last use as far as it was known when they were put
-    /// in. An entry in use is taken out when its turn comes, and its last lease puts it back.
-    queue: BTreeMap<(u64, usize), Arc<Entry<G, V>>>,
+    /// The entries that may be evicted, by their GPU and way, and by their last use as far as it was
+    /// known when they were put in. An entry in use is taken out when its turn comes, and its last
+    /// lease puts it back.
+    queues: BTreeMap<(i32, Way), Queue<G, V>>,
     queued_bytes: u64,
     /// All entries by their GPU. Empty if free memory is not watched.
     pub(crate) of_gpus: BTreeMap<(i32, usize), Arc<Entry<G, V>>>,
@@ -209,7 +215,7 @@ pub(crate) struct State<G: Gpu, V: Verbs> {
     pub(crate) asking: usize,
     /// Entries in use that are not in the map because a larger one has their place. Empty if nobody
     /// wants to hear of them.
-    outside: Vec<Arc<Entry<G, V>>>,
+    outside: Outside<G, V>,
 }
 
 impl<G: Gpu, V: Verbs> State<G, V> {
@@ -235,24 +241,34 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         if entry.queued.load(Ordering::Relaxed) == UNQUEUED {
             let used = entry.used.load(Ordering::Relaxed);
             entry.queued.store(used, Ordering::Relaxed);
-            self.queue.insert((used, Arc::as_ptr(entry) as usize), entry.clone());
+            let queue = self.queues.entry((entry.device, entry.way)).or_default();
+            queue.insert((used, Arc::as_ptr(entry) as usize), entry.clone());
             self.queued_bytes += entry.range.length();
         }
     }
 
     fn unqueue(&mut self, entry: &Entry<G, V>) {
         let used = entry.queued.swap(UNQUEUED, Ordering::Relaxed);
-        if self.queue.remove(&(used, std::ptr::from_ref(entry) as usize)).is_some() {
+        let queue = self.queues.get_mut(&(entry.device, entry.way));
+        if queue.is_some_and(|queue| queue.remove(&(used, std::ptr::from_ref(entry) as usize)).is_some()) {
             self.queued_bytes -= entry.range.length();
         }
+    }
+
+    /// Takes the first entry out of this queue, and returns it with the use under which it was there.
+    fn first(&mut self, queue: (i32, Way)) -> Option<(u64, Arc<Entry<G, V>>)> {
+        let ((queued, _), entry) = self.queues.get_mut(&queue)?.pop_first()?;
+        self.queued_bytes -= entry.range.length();
+        entry.queued.store(UNQUEUED, Ordering::Relaxed);
+        Some((queued, entry))
     }
 
     /// Takes out the entry whose turn it is to be evicted, by its present last use.
     fn turn(&mut self) -> Option<Arc<Entry<G, V>>> {
         loop {
-            let ((queued, _), entry) = self.queue.pop_first()?;
-            self.queued_bytes -= entry.range.length();
-            entry.queued.store(UNQUEUED, Ordering::Relaxed);
+            let heads = self.queues.iter().filter_map(|(of, queue)| Some((*queue.first_key_value()?.0, *of)));
+            let (_, of) = heads.min()?;
+            let (queued, entry) = self.first(of)?;
             if entry.used.load(Ordering::Relaxed) == queued {
                 return Some(entry);
             }
@@ -287,8 +303,13 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         if exact.is_some() || !superset {
             return exact;
         }
-        let wider = self.regions.range((pd, i32::MIN.into())..=(pd, i32::MAX.into())).map(|(key, _)| *key);
+        let wider = self.of_domain(pd).map(|(key, _)| *key);
         wider.filter(|(_, has)| has.serves(access)).find_map(|key| self.find(key, range))
+    }
+
+    /// Returns the maps of this domain, by their access.
+    fn of_domain(&self, pd: V::Pd) -> impl Iterator<Item = (&(V::Pd, Access), &Regions<G, V>)> {
+        self.regions.range((pd, i32::MIN.into())..=(pd, i32::MAX.into()))
     }
 
     fn all(&self) -> impl Iterator<Item = &Arc<Entry<G, V>>> {
@@ -336,16 +357,6 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         self.bytes += entry.range.length();
         self.bar1_bytes += entry.bar1_bytes();
         Some(inside)
-    }
-
-    /// Remembers entries that may have leases and are not in the map. Drops those without leases
-    /// before they are the majority.
-    fn keep_outside(&mut self, entries: &[Arc<Entry<G, V>>]) {
-        if self.outside.len() + entries.len() > self.outside.capacity() {
-            self.outside.retain(|entry| entry.word.in_use());
-            self.outside.reserve(self.outside.len() + entries.len());
-        }
-        self.outside.extend(entries.iter().filter(|entry| entry.word.in_use()).cloned());
     }
 
     /// Notes that this memory, or all memory, is reported as freed.
@@ -401,12 +412,12 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
             next_end: 0,
             exports: VecDeque::new(),
             shared: BTreeMap::new(),
-            queue: BTreeMap::new(),
+            queues: BTreeMap::new(),
             queued_bytes: 0,
             of_gpus: BTreeMap::new(),
             pressed: BTreeSet::new(),
             asking: 0,
-            outside: Vec::new(),
+            outside: Outside::default(),
         };
         Self(Arc::new(Inner {
             gpu,
@@ -498,14 +509,20 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
     /// removed. Those that no lease holds are deregistered when it returns, even if another thread
     /// ends them.
     pub fn forget(&self, pd: V::Pd) {
-        self.forget_where(|of| of == pd);
+        let of =
+            |state: &mut State<G, V>| state.of_domain(pd).flat_map(|(_, regions)| regions.values()).cloned().collect();
+        self.0.take_out(of, |entry| entry.pd == pd);
     }
 
-    /// Ends every registration of each domain that `which` chooses.
+    /// Ends every registration of each domain that `which` chooses. Looks at the domains, not at what
+    /// is registered in others.
     #[doc(hidden)]
     pub fn forget_where(&self, which: impl Fn(V::Pd) -> bool) {
-        let which = |entry: &Entry<G, V>| which(entry.pd);
-        self.0.take_out(|state| state.all().filter(|entry| which(entry)).cloned().collect(), which);
+        let of = |state: &mut State<G, V>| {
+            let chosen = state.regions.iter().filter(|((pd, _), _)| which(*pd));
+            chosen.flat_map(|(_, regions)| regions.values()).cloned().collect()
+        };
+        self.0.take_out(of, |entry| which(entry.pd));
     }
 
     /// Returns the counters.
@@ -637,7 +654,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             }
             let out = inside.unwrap_or_else(|| vec![entry.clone()]);
             if same && self.options.on_gone.is_some() {
-                state.keep_outside(&out);
+                state.outside.keep(&out);
             }
             let out: Vec<_> = out.iter().filter_map(|entry| self.remove(&mut state, entry)).collect();
             drop(state);
@@ -818,7 +835,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         if self.options.on_gone.is_some() {
             // Report its memory as gone only if that is certain.
             let range = entry.range;
-            lock(&self.state).keep_outside(&[entry]);
+            lock(&self.state).outside.keep(&[entry]);
             self.tell_outside(Some(range), false);
         }
     }
@@ -829,16 +846,10 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         if self.options.on_gone.is_none() {
             return;
         }
-        let mut state = lock(&self.state);
-        let (within, others) = std::mem::take(&mut state.outside)
-            .into_iter()
-            .partition(|entry| range.is_none_or(|range| entry.range.overlaps(&range)));
-        state.outside = others;
-        drop(state);
-        let within: Vec<_> = within;
+        let within = lock(&self.state).outside.take(range);
         let (gone, same): (Vec<_>, Vec<_>) =
             within.into_iter().partition(|entry| reported || !entry.identity.seems_to_hold(&self.gpu));
-        lock(&self.state).keep_outside(&same);
+        lock(&self.state).outside.keep(&same);
         gone.iter().for_each(|entry| self.tell(entry));
     }
 
@@ -889,10 +900,12 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
 
     pub(crate) fn freed(&self, range: Option<Range>) {
         if self.check_process().is_ok() {
-            lock(&self.state).freed(range);
-            let chosen = |state: &State<G, V>| match &range {
-                Some(range) => state.overlapping(range),
-                None => state.all().cloned().collect(),
+            let chosen = |state: &mut State<G, V>| {
+                state.freed(range);
+                match &range {
+                    Some(range) => state.overlapping(range),
+                    None => state.all().cloned().collect(),
+                }
             };
             let out = self.take_out(chosen, |entry| range.is_none_or(|range| entry.range.overlaps(&range)));
             if range.is_none() {
@@ -911,19 +924,21 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     /// other threads are deregistering. Returns what it took out.
     fn take_out(
         &self,
-        chosen: impl Fn(&State<G, V>) -> Vec<Arc<Entry<G, V>>>,
+        chosen: impl FnOnce(&mut State<G, V>) -> Vec<Arc<Entry<G, V>>>,
         which: impl Fn(&Entry<G, V>) -> bool,
     ) -> Vec<Arc<Entry<G, V>>> {
         if self.check_process().is_err() {
             return Vec::new();
         }
         let mut state = lock(&self.state);
-        let chosen = chosen(&state);
-        chosen.iter().for_each(|entry| state.take(entry));
-        let out: Vec<_> = chosen.iter().filter_map(|entry| self.remove(&mut state, entry)).collect();
-        drop(state);
-        drop(out);
-        let mut state = lock(&self.state);
+        let chosen = chosen(&mut state);
+        if !chosen.is_empty() {
+            chosen.iter().for_each(|entry| state.take(entry));
+            let out: Vec<_> = chosen.iter().filter_map(|entry| self.remove(&mut state, entry)).collect();
+            drop(state);
+            drop(out);
+            state = lock(&self.state);
+        }
         while state.ending.values().any(|entry| which(entry)) {
             state = wait(&self.ended, state);
         }
@@ -984,16 +999,25 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         if self.check_process().is_err() {
             return 0;
         }
-        let evicted = self.evict_where(|_| true).iter().map(|entry| entry.range.length()).sum();
+        let evicted = self.evict_where(|_, _| true).iter().map(|entry| entry.range.length()).sum();
         self.wait_for_ends();
         evicted
     }
 
-    /// Evicts and returns those of the entries that `which` chooses and nobody uses.
-    pub(crate) fn evict_where(&self, which: impl Fn(&Entry<G, V>) -> bool) -> Vec<Arc<Entry<G, V>>> {
+    /// Evicts and returns what nobody uses of the GPUs and ways that `which` chooses. An entry in use
+    /// leaves its queue, so that the next call does not meet it, and its last lease puts it back.
+    pub(crate) fn evict_where(&self, which: impl Fn(i32, Way) -> bool) -> Vec<Arc<Entry<G, V>>> {
         let mut state = lock(&self.state);
-        let evicted: Vec<_> = state.all().filter(|entry| which(entry) && self.evict(entry)).cloned().collect();
-        evicted.iter().for_each(|entry| state.take(entry));
+        let queues: Vec<_> = state.queues.keys().copied().filter(|(device, way)| which(*device, *way)).collect();
+        let mut evicted = Vec::new();
+        for queue in queues {
+            while let Some((_, entry)) = state.first(queue) {
+                if self.evict(&entry) {
+                    state.take(&entry);
+                    evicted.push(entry);
+                }
+            }
+        }
         // SAFETY: evict() said so.
         let out: Vec<_> = evicted.iter().map(|entry| unsafe { state.end(entry) }).collect();
         drop(state);
@@ -1009,7 +1033,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         if !short && !perhaps {
             return false;
         }
-        self.evict_where(|entry| short || entry.way == Way::PeerMemory);
+        self.evict_where(|_, way| short || way == Way::PeerMemory);
         self.wait_for_ends() > before
     }
 
@@ -1026,7 +1050,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
 impl<G: Gpu, V: Verbs> Drop for Inner<G, V> {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-        state.queue.clear();
+        state.queues.clear();
         state.queued_bytes = 0;
         state.of_gpus.clear();
         let left: Vec<_> = std::mem::take(&mut state.regions).into_values().flat_map(BTreeMap::into_values).collect();

@@ -2,7 +2,7 @@
 //! Decides whether peer memory or dma-buf is tried first, and why.
 
 /// The way in which memory is registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Way {
     /// By plain `ibv_reg_mr()`, which nvidia-peermem serves.

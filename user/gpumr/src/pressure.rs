@@ -83,7 +83,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             if memory.is_some_and(|(free, all)| is_little(limit, free, all)) {
                 // Entries in use, now or later, learn that they are awaited.
                 if lock(&self.state).pressed.insert(device) {
-                    self.evict_where(|entry| entry.device == device);
+                    self.evict_where(|of, _| of == device);
                 }
             } else {
                 lock(&self.state).pressed.remove(&device);
