@@ -372,6 +372,34 @@ fn what_nobody_uses_stays_within_its_limit() {
     });
 }
 
+/// A program asks for all that nobody uses while other threads use it. What they let go of later is
+/// found by the next request.
+#[test]
+fn what_was_in_use_at_a_request_is_let_go_at_the_next() {
+    search("requests", || {
+        let world = World::default();
+        let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default());
+        let shared = world.allocate(2).unwrap();
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (world, cache) = (world.clone(), cache.clone());
+                shuttle::thread::spawn(move || {
+                    for _ in 0..2 {
+                        register(&world, &cache, shared);
+                    }
+                })
+            })
+            .collect();
+        cache.shrink();
+        cache.shrink();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        cache.shrink();
+        assert_eq!((world.regions(), cache.stats().entries), (0, 0), "KEPT: what was in use stays registered");
+    });
+}
+
 /// A program asks for memory back, because it is short, while another thread is letting go of the
 /// same. It is free when the call returns, whoever has deregistered it, and a registration that
 /// lacked its room is made.
