@@ -196,6 +196,20 @@ fn a_program_from_the_header_runs() {
     }
 }
 
+/// Data Direct needs a call of mlx5's own, which a program brings by a table of functions.
+#[test]
+fn the_example_of_data_direct_runs() {
+    let sources = ["../examples/data_direct.c", "data_direct.c"];
+    let folder = build("data-direct", Without::Nothing, &sources, &["libcuda.so.1", "libibverbs.so.1"]);
+    let mut program = Command::new(folder.join("program"));
+    program.env("LD_LIBRARY_PATH", &folder).env("STAND_IN_COHERENT", "1");
+    let (out, said) = output(&mut program);
+    let asked = "mlx5: access 4, mlx5_access 1\n";
+    let wanted =
+        format!("{asked}by dma-buf 1, live 1, export flags 0\n{asked}by dma-buf 2, live 1, export flags 1\nlive 0\n");
+    assert_eq!((out, said), (wanted, String::new()));
+}
+
 /// A sweep while CUDA ends would ask it about what it no longer has. CUDA may have been started after
 /// the sweeper, and the process may be a child.
 #[test]
