@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# What a hit costs (gpumr/examples/bench.rs), and through libgpumr.so (gpumr-c/examples/hits.c):
+# What a hit costs (gpumr/examples/bench.rs), and through libgpumr.so, beside a raw loop of what it asks
+# CUDA, and a report of a free (gpumr-c/examples/hits.c):
 # `bench.sh build OUT` puts the programs and the library into a folder, for a machine with a GPU;
 # `bench.sh` builds and runs them here.
 set -eu

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* Measures what a hit and its release cost through the functions of libgpumr.so, as a program that is
- * linked with it calls them, on the thread that registered and on others, on this machine's GPU. Its
- * verbs only count. user/bench.sh builds and runs it. */
+ * linked with it calls them, on the thread that registered and on others, on this machine's GPU. Beside
+ * a hit that asks CUDA stands what the same question costs without the library. Where frees are
+ * reported, beside a hit stands the report of a free of memory that is not registered. Its verbs only
+ * count. user/bench.sh builds and runs it. */
 #include <dlfcn.h>
 #include <gpumr.h>
 #include <pthread.h>
@@ -9,7 +11,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { SIZE = 2 << 20, ROUNDS = 400, HITS = 1000, MOST = 16 };
+enum { SIZE = 2 << 20, ROUNDS = 400, CALLS = 1000, MOST = 16 };
+/* CU_POINTER_ATTRIBUTE_... of cuda.h. */
+enum { BUFFER_ID = 7, RANGE_START = 11, RANGE_SIZE = 12 };
 
 /* The beginning of struct ibv_mr. */
 struct mr {
@@ -19,6 +23,9 @@ struct mr {
 
 static struct gpumr *cache;
 static char domain[64];
+static int (*get_attributes)(unsigned int count, int *attributes, void **data, uint64_t at);
+/* Memory that is not registered. */
+static uint64_t elsewhere;
 
 static struct ibv_mr *reg_mr(void *argument, struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 			     unsigned int access)
@@ -58,9 +65,39 @@ static void *function(const char *name)
 
 struct one {
 	pthread_t thread;
+	void (*call)(const struct one *one);
 	uint64_t at;
 	double ns;
 };
+
+static void hit(const struct one *one)
+{
+	struct gpumr_lease *lease;
+
+	if (gpumr_register(cache, (struct ibv_pd *)domain, (void *)one->at, SIZE, 1, &lease))
+		abort();
+	if (!gpumr_mr(lease))
+		abort();
+	gpumr_release(lease);
+}
+
+/* Asks CUDA what a hit asks it. */
+static void raw(const struct one *one)
+{
+	int attributes[] = { BUFFER_ID, RANGE_START, RANGE_SIZE };
+	uint64_t id = 0, start = 0, size = 0;
+	void *data[] = { &id, &start, &size };
+
+	if (get_attributes(3, attributes, data, one->at) || start != one->at)
+		abort();
+}
+
+static void report(const struct one *one)
+{
+	(void)one;
+	if (gpumr_free(cache, (void *)elsewhere, SIZE))
+		abort();
+}
 
 static int ascending(const void *a, const void *b)
 {
@@ -69,35 +106,52 @@ static int ascending(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Takes the median of many rounds of hits and releases, in nanoseconds. */
-static void *hits(void *argument)
+/* Takes the median of many rounds of calls, in nanoseconds. */
+static void *measure(void *argument)
 {
 	static __thread double rounds[ROUNDS];
 	struct one *one = argument;
-	struct gpumr_lease *lease;
 	struct timespec start, end;
 
 	for (int i = 0; i < ROUNDS; i++) {
 		clock_gettime(CLOCK_MONOTONIC, &start);
-		for (int hit = 0; hit < HITS; hit++) {
-			if (gpumr_register(cache, (struct ibv_pd *)domain, (void *)one->at, SIZE, 1, &lease))
-				abort();
-			if (!gpumr_mr(lease))
-				abort();
-			gpumr_release(lease);
-		}
+		for (int call = 0; call < CALLS; call++)
+			one->call(one);
 		clock_gettime(CLOCK_MONOTONIC, &end);
-		rounds[i] = ((end.tv_sec - start.tv_sec) * 1e9 + (end.tv_nsec - start.tv_nsec)) / HITS;
+		rounds[i] = ((end.tv_sec - start.tv_sec) * 1e9 + (end.tv_nsec - start.tv_nsec)) / CALLS;
 	}
 	qsort(rounds, ROUNDS, sizeof(*rounds), ascending);
 	one->ns = rounds[ROUNDS / 2];
 	return NULL;
 }
 
+static struct one all[MOST];
+
+/* Prints the medians of the fastest and the slowest of so many new threads, or of this one for 0. */
+static void print(unsigned int threads, void (*call)(const struct one *one))
+{
+	double fastest = 1e9, slowest = 0;
+
+	for (int i = 0; i < MOST; i++)
+		all[i].call = call;
+	if (!threads) {
+		measure(&all[0]);
+		printf("%.0f ns", all[0].ns);
+		return;
+	}
+	for (unsigned int i = 0; i < threads; i++)
+		check("pthread_create", pthread_create(&all[i].thread, NULL, measure, &all[i]));
+	for (unsigned int i = 0; i < threads; i++) {
+		pthread_join(all[i].thread, NULL);
+		fastest = all[i].ns < fastest ? all[i].ns : fastest;
+		slowest = all[i].ns > slowest ? all[i].ns : slowest;
+	}
+	printf("%.0f to %.0f ns", fastest, slowest);
+}
+
 int main(void)
 {
-	static const unsigned int threads[] = { 1, 4, 8, 16 };
-	static struct one all[MOST];
+	static const unsigned int threads[] = { 0, 1, 4, 8, 16 };
 	uint32_t keys = 0;
 	struct gpumr_verbs verbs = { sizeof(verbs), reg_mr, NULL, dereg_mr, &keys };
 	struct gpumr_options options = { .size = sizeof(options), .way = "peer-memory", .verbs = &verbs };
@@ -109,28 +163,24 @@ int main(void)
 	*(void **)&retain = function("cuDevicePrimaryCtxRetain");
 	*(void **)&push = function("cuCtxPushCurrent_v2");
 	*(void **)&allocate = function("cuMemAlloc_v2");
+	*(void **)&get_attributes = function("cuPointerGetAttributes");
 	check("CUDA", init(0) || retain(&context, 0) || push(context));
 	for (int i = 0; i < MOST; i++)
 		check("cuMemAlloc", allocate(&all[i].at, SIZE));
+	check("cuMemAlloc", allocate(&elsewhere, SIZE));
 	check("gpumr_open", gpumr_open(&cache, &options));
 	for (int hooks = 0; hooks < 2; hooks++) {
-		const char *what = hooks ? "with hooks" : "identity checked";
-
 		gpumr_hooks(cache, hooks);
-		hits(&all[0]);
-		printf("C, the first thread, %s: %.0f ns\n", what, all[0].ns);
 		for (unsigned int n = 0; n < sizeof(threads) / sizeof(*threads); n++) {
-			double fastest = 1e9, slowest = 0;
-
-			for (unsigned int i = 0; i < threads[n]; i++)
-				check("pthread_create", pthread_create(&all[i].thread, NULL, hits, &all[i]));
-			for (unsigned int i = 0; i < threads[n]; i++) {
-				pthread_join(all[i].thread, NULL);
-				fastest = all[i].ns < fastest ? all[i].ns : fastest;
-				slowest = all[i].ns > slowest ? all[i].ns : slowest;
-			}
-			printf("C, %u other threads, a buffer each, %s: %.0f to %.0f ns\n", threads[n], what, fastest,
-			       slowest);
+			if (threads[n])
+				printf("C, %u other threads, a buffer each, ", threads[n]);
+			else
+				printf("C, the first thread, ");
+			printf(hooks ? "with hooks: " : "identity checked: ");
+			print(threads[n], hit);
+			printf(hooks ? "; a report of a free: " : "; cuPointerGetAttributes() alone: ");
+			print(threads[n], hooks ? report : raw);
+			printf("\n");
 		}
 	}
 	gpumr_close(cache);
