@@ -55,3 +55,8 @@ pub use pressure::FREE_BYTES_AUTO;
 pub use range::Range;
 pub use stats::Stats;
 pub use sweep::Sweeper;
+
+/// Lets `cargo test --doc` compile the example of the page that crates are read by.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
