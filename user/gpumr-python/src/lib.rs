@@ -83,12 +83,20 @@ impl Cache {
     fn register(&self, tensor: &Bound<'_, PyAny>, pd: &Bound<'_, PyAny>, access: i32) -> PyResult<Lease> {
         let (py, memory, domain) = (tensor.py(), Memory::of(tensor)?, domain(pd)?);
         let lease = py.detach(|| self.cache.register(domain, memory.address, memory.length, access));
-        let lease = lease.map_err(failed)?;
-        Ok(Lease(Mutex::new(Some(Kept {
-            lease: Arc::new(lease),
-            _tensor: tensor.clone().unbind(),
-            _pd: pd.clone().unbind(),
-        }))))
+        Ok(Lease::new(lease.map_err(failed)?, tensor, pd))
+    }
+
+    /// Returns a list of leases, one for each of `pds`, or none at all. By dma-buf the NICs share one
+    /// dma-buf.
+    #[pyo3(signature = (tensor, pds, access = ACCESS))]
+    fn register_all(&self, tensor: &Bound<'_, PyAny>, pds: Vec<Bound<'_, PyAny>>, access: i32) -> PyResult<Vec<Lease>> {
+        let (py, memory) = (tensor.py(), Memory::of(tensor)?);
+        if pds.is_empty() {
+            return Err(PyValueError::new_err("there are no protection domains: pass at least one"));
+        }
+        let domains = pds.iter().map(domain).collect::<PyResult<Vec<_>>>()?;
+        let leases = py.detach(|| self.cache.register_all(&domains, memory.address, memory.length, access));
+        Ok(leases.map_err(failed)?.into_iter().zip(&pds).map(|(lease, pd)| Lease::new(lease, tensor, pd)).collect())
     }
 
     /// Releases what is registered in `pd`. Call it before `pd` is closed, and when its NIC is
@@ -156,6 +164,11 @@ struct Kept {
 struct Lease(Mutex<Option<Kept>>);
 
 impl Lease {
+    fn new(lease: Held, tensor: &Bound<'_, PyAny>, pd: &Bound<'_, PyAny>) -> Self {
+        let (lease, _tensor, _pd) = (Arc::new(lease), tensor.clone().unbind(), pd.clone().unbind());
+        Self(Mutex::new(Some(Kept { lease, _tensor, _pd })))
+    }
+
     fn held(&self) -> PyResult<Arc<Held>> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let lease = kept.as_ref().map(|kept| kept.lease.clone());
@@ -254,6 +267,13 @@ fn register(tensor: &Bound<'_, PyAny>, pd: &Bound<'_, PyAny>, access: i32) -> Py
     cache(tensor.py())?.get().register(tensor, pd, access)
 }
 
+/// Calls `cache().register_all(tensor, pds, access)`.
+#[pyfunction]
+#[pyo3(signature = (tensor, pds, access = ACCESS))]
+fn register_all(tensor: &Bound<'_, PyAny>, pds: Vec<Bound<'_, PyAny>>, access: i32) -> PyResult<Vec<Lease>> {
+    cache(tensor.py())?.get().register_all(tensor, pds, access)
+}
+
 /// Registrations of GPU memory with RDMA NICs, cached and never stale.
 #[pymodule]
 #[pyo3(name = "gpumr")]
@@ -263,5 +283,6 @@ fn fill(this: &Bound<'_, PyModule>) -> PyResult<()> {
     this.add_class::<Cache>()?;
     this.add_class::<Lease>()?;
     this.add_function(wrap_pyfunction!(cache, this)?)?;
-    this.add_function(wrap_pyfunction!(register, this)?)
+    this.add_function(wrap_pyfunction!(register, this)?)?;
+    this.add_function(wrap_pyfunction!(register_all, this)?)
 }

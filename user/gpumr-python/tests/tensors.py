@@ -158,6 +158,31 @@ class Tensors(unittest.TestCase):
             self.assertRaisesRegex(ValueError, "was released: register once more", use)
         self.assertIn("released", repr(lease))
 
+    def test_several_domains_are_served_in_one_call(self):
+        # The stand-in's device once more: another struct ibv_pd.
+        another = ctypes.create_string_buffer(ctypes.string_at(PD, 16), 16)
+        pds = [PD, ctypes.addressof(another)]
+        tensor = Interface(self.at, (100,))
+        leases = self.cache.register_all(tensor, pds)
+        self.assertEqual((len({lease.mr for lease in leases}), live()), (2, 2))
+        self.assertEqual([lease.length for lease in leases], [400, 400])
+        again = self.cache.register(tensor, pds[1])
+        self.assertEqual(again.mr, leases[1].mr, "the leases have the order of the domains")
+        again.release()
+        for lease in leases:
+            lease.release()
+        self.cache.shrink()
+        for wrong, text in (([PD, None], "pd is a NoneType"), ([], "there are no protection domains")):
+            with self.assertRaisesRegex((TypeError, ValueError), text):
+                self.cache.register_all(tensor, wrong)
+        with self.assertRaises(gpumr.Error):
+            self.cache.register_all(Interface(self.at + (1 << 20) - 4, (100,)), pds)
+        self.assertEqual(live(), 0, "all or none")
+        for lease in gpumr.register_all(tensor, tuple(pds)):
+            lease.release()
+        for pd in pds:
+            gpumr.cache().forget(pd)
+
     def test_a_lease_keeps_its_tensor_and_domain(self):
         class Domain:
             pd = PD
