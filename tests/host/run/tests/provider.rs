@@ -629,7 +629,7 @@ fn an_iova_that_equals_the_physical_address_is_translated_all_the_same() {
 }
 
 /// A device without translation reaches the whole BAR anyway. Behind an IOMMU, it reaches only what
-/// is mapped: the pin.
+/// is mapped: the GPU pages that hold the range, each of them whole.
 #[test]
 fn broken_memory_is_mapped_at_once_where_nothing_is_translated() {
     for (iommu, mappings) in [(false, 1), (true, 4)] {
@@ -645,6 +645,13 @@ fn broken_memory_is_mapped_at_once_where_nothing_is_translated() {
             assert_eq!(live().map(|m| m.len).sum::<u64>(), if iommu { 4 } else { 7 } * PAGE);
             rdma::deregister(umem);
             assert_eq!(live().count(), 0);
+            // This range is as long as one GPU page and lies in two, neither of which it fills.
+            let umem = rdma::register(VA + 0x3210, PAGE).expect("GPU memory");
+            let live = || w().maps.iter().filter(|m| m.live);
+            if iommu {
+                assert_eq!(live().map(|m| m.len).collect::<Vec<_>>(), [PAGE, PAGE]);
+            }
+            rdma::deregister(umem);
             unload();
         }
     }
