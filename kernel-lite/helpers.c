@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * C half of kernel-lite; see helpers.h. Plain exports only: a module that
- * imports a GPL-only symbol cannot use the closed flavour of nvidia.ko.
+ * The C half of kernel-lite; see helpers.h. It uses plain exports only: a module that imports a
+ * GPL-only symbol cannot use the closed flavour of nvidia.ko.
  */
 #include <linux/build_bug.h>
 #include <linux/lockdep.h>
@@ -12,7 +12,7 @@
 
 #include "helpers.h"
 
-/* Before 5.15, the function has the name that later became a macro's. */
+/* Before 5.15, the function has the name that a macro has later. */
 #ifndef printk
 #define _printk printk
 #endif

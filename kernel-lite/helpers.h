@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * C half of kernel-lite: what is inline, a macro or variadic in the kernel.
- * Its Rust side is kernel/backend.rs.
+ * The C half of kernel-lite: functions for what is inline, a macro or variadic in the kernel. The
+ * Rust side is kernel/backend.rs.
  */
 #ifndef KL_HELPERS_H
 #define KL_HELPERS_H

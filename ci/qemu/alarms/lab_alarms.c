@@ -24,7 +24,7 @@ MODULE_PARM_DESC(raise, "alarm to raise: lockdep, kasan, kcsan, ubsan, debug_obj
 static DEFINE_MUTEX(lock_a);
 static DEFINE_MUTEX(lock_b);
 
-/* Two locks in either order: a deadlock that one thread alone never meets. */
+/* Takes two locks in either order: a deadlock that one thread alone never meets. */
 static int raise_lockdep(void)
 {
 	mutex_lock(&lock_a);
@@ -39,7 +39,7 @@ static int raise_lockdep(void)
 	return 0;
 }
 
-/* One byte read from memory that was freed. */
+/* Reads one byte from memory that was freed. */
 static int raise_kasan(void)
 {
 	u8 *byte = kmalloc(64, GFP_KERNEL);
@@ -63,7 +63,7 @@ static int race(void *unused)
 	return 0;
 }
 
-/* Two threads count in one variable, without a lock. */
+/* Has two threads count in one variable, without a lock. */
 static int raise_kcsan(void)
 {
 	unsigned long end = jiffies + 2 * HZ;
@@ -80,7 +80,7 @@ static int raise_kcsan(void)
 	return 0;
 }
 
-/* A shift by more bits than there are. */
+/* Shifts by more bits than there are. */
 static int raise_ubsan(void)
 {
 	unsigned int bits = 40;
@@ -94,7 +94,7 @@ static void never(struct timer_list *timer)
 {
 }
 
-/* A timer that is freed while it runs. */
+/* Frees a timer while it runs. */
 static int raise_debug_objects(void)
 {
 	struct timer_list *timer = kzalloc(sizeof(*timer), GFP_KERNEL);
@@ -125,8 +125,8 @@ static noinline int lose_memory(void)
 }
 
 /*
- * Overwrites what the calls before left of their addresses on the stack:
- * kmemleak reads all of it, also of the next task that gets this stack.
+ * Overwrites the addresses that earlier calls have left on the stack: kmemleak reads all of it,
+ * even when another task has got this stack.
  */
 static noinline void wipe_stack(int frames)
 {
@@ -138,7 +138,7 @@ static noinline void wipe_stack(int frames)
 	OPTIMIZER_HIDE_VAR(frame[0]);
 }
 
-/* One object that nothing points to. */
+/* Leaves one object that nothing points to. */
 static int raise_kmemleak(void)
 {
 	int ret = lose_memory();
@@ -147,7 +147,7 @@ static int raise_kmemleak(void)
 	return ret;
 }
 
-/* A condition that the kernel checks with CONFIG_DEBUG_VM only. */
+/* Breaks a condition that the kernel checks with CONFIG_DEBUG_VM only. */
 static int raise_debug_vm(void)
 {
 	VM_WARN_ON(raise[0]);

@@ -56,7 +56,7 @@ static const struct pci_device_id gpu_ids[] = {
 };
 MODULE_DEVICE_TABLE(pci, gpu_ids);
 
-/* The name is what a client knows the provider's devices by. */
+/* A client knows the provider's devices by this name. */
 static struct pci_driver gpu_driver = {
 	.name = "nvidia",
 	.id_table = gpu_ids,
@@ -129,7 +129,7 @@ int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_get_pages);
 
-/* Knows a pin by its table; one that is gone is no error. */
+/* Puts the pin that has this table. If it is gone, that is no error. */
 int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
 			 struct nvidia_p2p_page_table *page_table)
 {
@@ -176,7 +176,7 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 }
 EXPORT_SYMBOL_GPL(nvidia_p2p_dma_unmap_pages);
 
-/* The memory is freed: callbacks first, with the RM API lock held. */
+/* Frees the memory: calls the callbacks first, with the RM API lock held. */
 static void free_memory(void)
 {
 	mutex_lock(&r);
@@ -194,7 +194,10 @@ static const struct peer_memory_client *clients[4];
 static unsigned int invalidations;
 static bool invalidated;	/* the registration that there is */
 
-/* The client unmaps by itself; from here on the core has nothing to unmap. */
+/*
+ * Notes an invalidation. The client unmaps by itself, so from here on the core has nothing to
+ * unmap.
+ */
 static int invalidate(void *reg_handle, u64 core_context)
 {
 	if (core_context == CORE_CONTEXT) {
@@ -244,7 +247,7 @@ void ib_unregister_peer_memory_client(void *reg_handle)
 }
 EXPORT_SYMBOL(ib_unregister_peer_memory_client);
 
-/* Where what the NIC puts on the bus arrives. */
+/* Returns the physical address at which what the NIC puts on the bus arrives. */
 static phys_addr_t arrives(struct device *nic, dma_addr_t dma)
 {
 	struct iommu_domain *domain = iommu_get_domain_for_dev(nic);
@@ -287,7 +290,7 @@ static int map_and_check(const struct peer_memory_client *client, void *context,
 	return ret;
 }
 
-/* One registration and its end; @free: the memory goes in between. */
+/* Registers and deregisters. With @free, the memory goes in between. */
 static int registration(unsigned long va, size_t size, bool free)
 {
 	struct pci_dev *nic =

@@ -32,7 +32,7 @@ void bar1_exit(struct bar1 *bar1)
 	kvfree(bar1->video);
 }
 
-/* The lowest free area of @count pages in [@from, @to) that begins @into a block. */
+/* Returns the lowest free area of @count pages in [@from, @to) that begins @into a block. */
 static u32 find_in(struct bar1 *bar1, u32 from, u32 to, u32 count, u32 into)
 {
 	u32 start, i;
@@ -52,8 +52,8 @@ static u32 find_in(struct bar1 *bar1, u32 from, u32 to, u32 count, u32 into)
 }
 
 /*
- * Behind the last one first, so that an address that went is used again as
- * late as can be, and a NIC that still has it is found out.
+ * Returns a free area. It looks behind the last one first: an address that was unmapped is used
+ * again as late as possible, so a NIC that still has it is found out.
  */
 static u32 find_area(struct bar1 *bar1, u32 count, u32 into)
 {
@@ -75,7 +75,7 @@ static void shuffle(u32 *at, u32 count, u32 (*random)(void *state), void *state)
 	}
 }
 
-/* Where the extent's pages lie: chooses an area and fills at[]. */
+/* Chooses an area for the extent, and writes into at[] where each of its pages lies. */
 static int place(struct bar1 *bar1, struct bar1_extent *extent,
 		 enum bar1_layout layout, u32 (*random)(void *state),
 		 void *state)
@@ -112,7 +112,7 @@ static void extent_free(struct bar1 *bar1, struct bar1_user *user,
 	u32 i;
 
 	*link = extent->next;
-	/* NICs look while this changes: each entry at once. */
+	/* NICs read this while it changes, so each entry is written at once. */
 	for (i = 0; i < extent->count; i++)
 		WRITE_ONCE(bar1->video[extent->at[i]], BAR1_NONE);
 	bar1->used -= extent->count;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * BAR1 of one GPU: which 64 KiB of video memory lies behind which 64 KiB of the
- * BAR. Memory is mapped by extents, as RM maps it (docs/facts.md#pages): a pin
- * takes what of it is mapped already, from whatever extents there are, and a
- * new extent for each gap. So one pin may consist of unrelated pieces of the
- * BAR, and where an extent lies has nothing to do with the memory.
+ * BAR1 of one GPU: which 64 KiB of video memory lies behind which 64 KiB of the BAR. Memory is
+ * mapped by extents, as RM maps it (docs/facts.md#pages): a pin takes those parts that are mapped
+ * already from the extents that have them, and makes a new extent for each gap. So one pin may
+ * consist of unrelated pieces of the BAR, and where an extent lies has nothing to do with the
+ * memory.
  *
- * The static mapping of all memory, where BAR1 is as large as that, needs none
- * of this: rm.c has it.
+ * Where BAR1 is as large as the memory, RM may map all of it statically. That needs none of this;
+ * rm.c has it.
  *
- * Nothing here locks: the caller holds the RM API lock. tests/host/bar1 compiles
- * this file as it is.
+ * Nothing here locks: the caller holds the RM API lock. tests/host/bar1 compiles this file as it
+ * is.
  */
 #ifndef NVLAB_BAR1_H
 #define NVLAB_BAR1_H
@@ -31,7 +31,7 @@ struct bar1 {
 
 #define BAR1_NONE	U32_MAX
 
-/* Who maps: RM counts for each subdevice object what it has mapped, in pages. */
+/* A user of BAR1. RM counts for each subdevice object what it has mapped, in pages. */
 struct bar1_user {
 	u64 mapped;
 };
@@ -44,7 +44,7 @@ struct bar1_extent {
 	u32 at[];	/* pages of the BAR */
 };
 
-/* Memory, as one user of it sees it: its extents, by address. */
+/* Memory as one of its users sees it: its extents, by address. */
 struct bar1_object {
 	struct bar1_extent *extents;
 };
@@ -67,9 +67,9 @@ int bar1_init(struct bar1 *bar1, u32 pages);
 void bar1_exit(struct bar1 *bar1);
 
 /*
- * Pins @count pages of @object from @first on. @video: the object's pages in
- * video memory; @random: numbers for shuffling. Writes the pages of the BAR to
- * @at. 0, or -ENOMEM with nothing changed.
+ * Pins @count pages of @object from @first on, and writes the pages of the BAR to @at. @video has
+ * the object's pages in video memory; @random gives numbers for shuffling. Returns 0, or -ENOMEM
+ * with nothing changed.
  */
 int bar1_pin(struct bar1 *bar1, struct bar1_user *user,
 	     struct bar1_object *object, u32 first, u32 count, const u32 *video,

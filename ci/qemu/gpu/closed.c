@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * nvidia.ko of the closed flavour: NVIDIA's licence and plain exports
- * (docs/facts.md#licence), so that what may not link to it can be shown.
- * A module with that licence may not call debugfs or the fabric. The work is
- * nvlab_core.ko's, which may use what GPL modules may use: NVIDIA's open front, under
- * names of its own (Kbuild). Left out: the closed driver has no dma-buf.
+ * nvidia.ko of the closed flavour: it has NVIDIA's licence and plain exports
+ * (docs/facts.md#licence), so that tests can show which modules may not link to it. A module with
+ * that licence may not call debugfs or the fabric. So nvlab_core.ko does the work, which may use
+ * what GPL modules may use: NVIDIA's open front, under names of its own (Kbuild). This flavour has
+ * no dma-buf.
  */
 #include <linux/export.h>
 #include <linux/module.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Between nvidia.ko of the closed flavour and nvlab_core.ko, whose names Kbuild makes. */
+/*
+ * Declares what nvidia.ko of the closed flavour calls in nvlab_core.ko. Kbuild makes these names.
+ */
 #ifndef NVLAB_CLOSED_H
 #define NVLAB_CLOSED_H
 
@@ -25,7 +27,10 @@ int nvlab_p2p_dma_unmap_pages(struct pci_dev *peer,
 			      struct nvidia_p2p_page_table *page_table,
 			      struct nvidia_p2p_dma_mapping *dma_mapping);
 
-/* What does nothing any more, for modules written against NVIDIA's header, as in nv-p2p.c. */
+/*
+ * These functions do nothing any more, as in nv-p2p.c. Modules written against NVIDIA's header may
+ * still call them.
+ */
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table);
 int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping);
 int nvidia_p2p_init_mapping(u64 p2p_token, struct nvidia_p2p_params *params,

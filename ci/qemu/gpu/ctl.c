@@ -28,7 +28,7 @@
 
 #include "nvlab.h"
 
-/* Its name before 6.14, which Debian's kernel has. */
+/* kthread_run_worker() had this name before 6.14; Debian's kernel is older. */
 #if KERNEL_VERSION(6, 14, 0) > LINUX_VERSION_CODE
 #define kthread_run_worker kthread_create_worker
 #endif
@@ -77,7 +77,7 @@ static int ctl_release(struct inode *inode, struct file *file)
 	return 0;
 }
 
-/* Walk [offset, offset + len) of memory, one 64 KiB page at a time. */
+/* Walks through [offset, offset + len) of memory, one 64 KiB page at a time. */
 static int walk(struct nvlab_client *client, u64 handle, u64 offset, u64 len,
 		int (*step)(u8 *at, u64 len, void *arg), void *arg)
 {
@@ -294,7 +294,7 @@ static long ctl_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	return err;
 }
 
-/* There is no event to wait for, but the file can be watched, as the real one. */
+/* Reports no event, because there is none. But the file can be watched, as the real one can. */
 static __poll_t ctl_poll(struct file *file, struct poll_table_struct *wait)
 {
 	return 0;

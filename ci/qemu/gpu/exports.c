@@ -39,7 +39,7 @@ static void call_client(const struct nvlab_callback *callback)
 	callback->client(callback->client_data);
 }
 
-/* What nv-p2p.c calls in place of the client, before it frees the table. */
+/* Calls the client. nv-p2p.c calls this in its place, before it frees the table. */
 static void call(void *data)
 {
 	struct nvlab_callback *callback = data;
@@ -73,7 +73,7 @@ static int get(u64 token, u32 va_space, u64 va, u64 len, struct nvidia_p2p_page_
 		err = nvidia_front_get_pages(token, va_space, va, len, table, call, callback);
 		xa_erase(&gets, (unsigned long)current);
 	}
-	/* After a success it is the table's, which may be gone. */
+	/* After a success, the callback belongs to the table, which may be gone already. */
 	if (err)
 		kfree(callback);
 	return err;
@@ -144,7 +144,7 @@ noinline int nvidia_p2p_put_pages_persistent(uint64_t va, struct nvidia_p2p_page
 	nvlab_count(NVLAB_ACCOUNT_PERSISTENT_PUTS);
 	nvlab_hold(NVLAB_H_PPUT_BEFORE);
 	err = nvidia_front_put_pages_persistent(va, table, flags);
-	/* Nobody frees the table of a pin that could not be put. */
+	/* If a pin could not be put, nobody frees its table. */
 	if (err && table && !flags)
 		nvlab_p2p_leak(table);
 	nvlab_hold(NVLAB_H_PPUT_AFTER);
@@ -177,7 +177,10 @@ noinline int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 					struct nvidia_p2p_dma_mapping *mapping)
 {
 	u64 start = ktime_get_ns();
-	/* nv-p2p.c answers 0 also where there is no such mapping: where the table has none. */
+	/*
+	 * nv-p2p.c also returns 0 if there is no such mapping. That shows only if the table has
+	 * none.
+	 */
 	unsigned int before = nvlab_p2p_mappings(table);
 	bool lacks = nvlab_fault(NVLAB_F_UNMAP_NOMEM);
 	int err;

@@ -48,7 +48,10 @@
 #include "nvlab.h"
 #include "front.h"
 
-/* The index that NVIDIA's code counts by; with two 32-bit BARs before it, PCI's. */
+/*
+ * The index by which NVIDIA's code names this BAR. With two 32-bit BARs before it, PCI has the
+ * same.
+ */
 #define GPU_BAR		2
 
 void *nvidia_p2p_page_t_cache;
@@ -62,16 +65,16 @@ static DEFINE_XARRAY(mappings);
 static DEFINE_XARRAY(leaked);
 /* The struct nvlab_callback of each table, while it may be called. */
 static DEFINE_XARRAY(callbacks);
-/* Who has a pin and allocates its table next: for the fault get_nomem 2. */
+/* The task that has a pin and allocates its table next, for the fault get_nomem 2. */
 static struct task_struct *builder;
-/* Who unmaps, and does not get memory for it: for the fault unmap_nomem. */
+/* The task that unmaps and gets no memory for that, for the fault unmap_nomem. */
 static struct task_struct *unmapper;
 
 /* --- OS layer --- */
 
 /*
- * With key_reuse, what os_free_mem() gets waits here for the next call that asks for
- * as much, last in first out: allocators do so, but not on purpose.
+ * With key_reuse, what os_free_mem() gets waits here for the next call that asks for as much, last
+ * in first out. Real allocators do so by chance.
  */
 static LIST_HEAD(spares);
 static DEFINE_SPINLOCK(spares_lock);
@@ -82,7 +85,10 @@ static DEFINE_SPINLOCK(spares_lock);
 /* A table is larger, and the list entry of a mapping is smaller. */
 #define SPARE_MIN	64
 
-/* KASAN sees by itself who reads what was freed, and who writes behind an end. */
+/*
+ * Returns whether freed memory is overwritten. KASAN does not need that: it sees reads of freed
+ * memory, and writes behind an end, by itself.
+ */
 static bool poisons(void)
 {
 	return !IS_ENABLED(CONFIG_KASAN) && nvlab_config(NVLAB_C_POISON);
@@ -98,8 +104,8 @@ void nvlab_front_poison(struct nvidia_p2p_page_table *table)
 }
 
 /*
- * What follows has nv-p2p.c warn. Who looks for alarms takes one warning of that file
- * for each of these lines, and misses the one that does not come.
+ * Announces a warning of nv-p2p.c. The runner that looks for alarms accepts one warning of that
+ * file for each of these lines, and fails a test whose warning does not come.
  */
 static void warning_follows(void)
 {
@@ -142,7 +148,7 @@ NV_STATUS NV_API_CALL os_alloc_mem(void **address, NvU64 size)
 		warning_follows();
 		return NV_ERR_NO_MEMORY;
 	}
-	/* All of a spare may be used, by KASAN's account, too. */
+	/* All of a spare may be used, so KASAN must know it by its whole size. */
 	if (nvlab_config(NVLAB_C_KEY_REUSE))
 		size = kmalloc_size_roundup(size);
 	*address = spare_of(size);
@@ -198,7 +204,7 @@ NvBool NV_API_CALL rm_is_altstack_in_use(void)
 	return NV_FALSE;
 }
 
-/* What no machine of the lab has. */
+/* These functions stand for hardware that no machine of the lab has. */
 
 int nv_register_rsync_driver(int (*get)(int *mode, void *data), void (*put)(int mode,
 			     void *data),
@@ -232,7 +238,7 @@ int nv_get_ibmnpu_chip_id(nv_state_t *nv)
 
 /* --- GPUs --- */
 
-/* With a reference, under its ldata_lock. */
+/* Returns a GPU with a reference, and with its ldata_lock held. */
 static struct nvlab_gpu *gpu_locked(unsigned int index)
 {
 	struct nvlab_gpu *gpu = nvlab_gpu_get(index);
@@ -276,7 +282,7 @@ static struct nvlab_gpu *gpu_by_uuid(const NvU8 *uuid)
 	return gpu;
 }
 
-/* Opens a GPU that was found, and lets it go. */
+/* Opens a GPU that was found, and gives back its lock and its reference. */
 static int gpu_open(struct nvlab_gpu *gpu)
 {
 	int err;
@@ -379,20 +385,23 @@ void nvlab_p2p_leak(void *table)
 	xa_store(&leaked, (unsigned long)table, table, GFP_KERNEL);
 }
 
-/* What RM calls when memory is freed. */
+/* Calls nv-p2p.c's callback. RM calls this when memory is freed. */
 static void called(void *data)
 {
 	struct nvlab_callback *callback = data;
 
 	xa_erase(&callbacks, (unsigned long)callback->table);
 	callback->front(callback->front_data);
-	/* The RM API lock keeps whoever has the same address now from mapping anything yet. */
+	/*
+	 * A new table may have the same address by now. The RM API lock keeps it from being mapped
+	 * yet.
+	 */
 	nvlab_front_mapped(callback->table, 0);
 	nvlab_hold(NVLAB_H_CALLBACK_AFTER);
 	kfree(callback);
 }
 
-/* The table is put: its callback will not be called. */
+/* Forgets a table that was put: its callback will not be called. */
 static void table_put(void *table)
 {
 	xa_erase(&leaked, (unsigned long)table);
@@ -403,7 +412,7 @@ static void table_put(void *table)
 
 /* --- resource manager: pins --- */
 
-/* RM fails to put a pin, before it has undone anything. */
+/* Begins a put. With a fault, RM fails here, before it has undone anything. */
 static NV_STATUS put_begin(enum nvlab_fault_name name)
 {
 	u64 wrong = nvlab_fault(name);
@@ -413,7 +422,7 @@ static NV_STATUS put_begin(enum nvlab_fault_name name)
 	return status_of(-(int)wrong);
 }
 
-/* What comes before anybody knows whose range this is. */
+/* Begins a get: does what comes before anybody knows whose range this is. */
 static NV_STATUS get_begin(u64 va, u64 len, enum nvlab_hold_name hold)
 {
 	if (!len || va + len < va || !IS_ALIGNED(va | len, NVLAB_GPU_PAGE))
@@ -516,12 +525,12 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va
 
 	if (status != NV_OK)
 		return status;
-	/* As for a caller that is not in the list of the memory's processes. */
+	/* RM answers as it does to a caller that is not in the list of the memory's processes. */
 	if (nvlab_fault(NVLAB_F_PUT_FORGET)) {
 		nvlab_count(NVLAB_ACCOUNT_PUTS_NOT_FOUND);
 		return NV_ERR_OBJECT_NOT_FOUND;
 	}
-	/* The table may be gone: until RM knows it, it is a number. */
+	/* The table may be gone. Its address is only a number until RM has found it. */
 	err = nvlab_rm_put(&start, table, &len);
 	nvlab_hold(NVLAB_H_PUT_AFTER);
 	/* Memory that was freed during a get has no pin to put, and nv-p2p.c forgets the table. */
@@ -650,7 +659,7 @@ int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap, u64 l
 {
 	nv_dma_device_t to = dma_device(peer), of = dma_device(&gpu->pdev->dev);
 
-	/* Unmapping reads it, too: a test changes the mode before it maps anything. */
+	/* Unmapping reads this, too, so a test changes the mode before it maps anything. */
 	nv_dma_remap_peer_mmio = remap;
 	return nv_dma_map_peer(&to, &of, GPU_BAR, len >> PAGE_SHIFT, addr) == NV_OK ? 0 : -EIO;
 }
@@ -669,7 +678,7 @@ NV_STATUS NV_API_CALL nvlab_dma_map_peer(nv_dma_device_t *peer, nv_dma_device_t 
 #define STOPS		false
 #endif
 
-/* Memory of a BAR, page by page. */
+/* Maps memory of a BAR, page by page. */
 static NV_STATUS map_bar(struct nvlab_gpu *gpu, nv_dma_device_t *peer, u64 page_size, u32 count,
 			 u64 *addr)
 {
@@ -683,7 +692,7 @@ static NV_STATUS map_bar(struct nvlab_gpu *gpu, nv_dma_device_t *peer, u64 page_
 			 status_of(nvlab_map_peer(gpu, peer->dev, remap, page_size, &addr[i]));
 		if (status == NV_OK)
 			continue;
-		/* An address that could not be translated; else it stays as it was. */
+		/* This address could not be translated. Without translation it stays as it was. */
 		if (remap && i + 1 == partial)
 			addr[i] = DMA_MAPPING_ERROR;
 		for (j = i; j-- > 0;)
@@ -694,7 +703,10 @@ static NV_STATUS map_bar(struct nvlab_gpu *gpu, nv_dma_device_t *peer, u64 page_
 	return status;
 }
 
-/* Coherent memory, all at once, in pages of the CPU: a page of the table gets them in a row. */
+/*
+ * Maps coherent memory, all at once, in pages of the CPU. Those of one page of the table get
+ * addresses in a row.
+ */
 static NV_STATUS map_coherent(nv_dma_device_t *peer, u64 page_size, u32 count, u64 *addr,
 			      void **priv)
 {

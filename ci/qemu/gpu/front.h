@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Between NVIDIA's own files, what they stand on (front.c, front_dmabuf.c) and what
- * stands on them (exports.c).
+ * Declares what NVIDIA's own files, the files below them (front.c, front_dmabuf.c) and the file
+ * above them (exports.c) call in each other.
  */
 #ifndef NVLAB_FRONT_H
 #define NVLAB_FRONT_H
@@ -37,8 +37,8 @@ static inline nv_dma_device_t dma_device(struct device *dev)
 }
 
 /*
- * The callback of a revocable pin, from its get on until it was called or the pin is
- * put: RM calls nv-p2p.c's, which calls the client's.
+ * The callback of a revocable pin, which lives from the get until it was called or the pin is put.
+ * RM calls nv-p2p.c's callback, and that one calls the client's.
  */
 struct nvlab_callback {
 	void (*client)(void *data);
@@ -48,21 +48,24 @@ struct nvlab_callback {
 	void *table;
 };
 
-/* That of the get that this task is in. */
+/* Returns the callback of the get that this task is in. */
 struct nvlab_callback *nvlab_callback_of_get(void);
 
-/* This task unmaps pages, and the fault unmap_nomem strikes or does not. */
+/* Says whether the fault unmap_nomem strikes while this task unmaps pages. */
 void nvlab_front_unmaps(bool without_memory);
 
 /* Moves the number of live mappings of @table by one, or with 0 forgets the table. */
 void nvlab_front_mapped(void *table, int by);
 
-/* Overwrites the page records of a table that is freed next. In the odd flavour mends it, too. */
+/*
+ * Overwrites the page records of a table that is freed next. In the odd flavour it mends the table,
+ * too.
+ */
 void nvlab_front_poison(struct nvidia_p2p_page_table *table);
 
 /*
- * What only later releases refuse (gates.c): that @peer maps memory of @gpu's BAR, and
- * that memory is pinned or mapped by a dma-buf, with PCIe forced or without.
+ * Ask what only later releases refuse (gates.c): whether @peer may map memory of @gpu's BAR, and
+ * whether memory may be pinned or mapped by a dma-buf, with PCIe forced or without.
  */
 #if defined(NVLAB_GATES) || defined(NVLAB_ODD)
 NV_STATUS nvlab_gate_map(struct nvlab_gpu *gpu, nv_dma_device_t *peer);
@@ -80,8 +83,9 @@ static inline NV_STATUS nvlab_gate_pin(bool coherent, bool forced)
 #endif
 
 /*
- * The odd flavour (odd.c). Before a client sees a table, it may be made odd, or -ENOMEM;
- * before nv-p2p.c frees it, it is as that made it, and no mapping of odd.c is left.
+ * The odd flavour (odd.c). nvlab_odd_spoil() may make a table odd before a client sees it, and
+ * returns 0 or -ENOMEM. nvlab_odd_mend() makes it again what nv-p2p.c has made, before that frees
+ * it, and leaves no mapping of odd.c.
  */
 #ifdef NVLAB_ODD
 int nvlab_odd_spoil(struct nvidia_p2p_page_table *table);
@@ -92,11 +96,14 @@ static inline void nvlab_odd_pinned(struct nvidia_p2p_page_table *table, bool co
 }
 
 /*
- * In the midst of a dma_map_pages, under the RM API lock: maps for @dev what is coherent
- * memory by its table, or says in *@err why not. False: it is a BAR's.
+ * Maps for @dev what is coherent memory by its table, or says in *@err why not. Returns false if it
+ * is memory of a BAR. Called in a dma_map_pages, under the RM API lock.
  */
 bool nvlab_odd_map(struct device *dev, u64 size, u32 count, u64 *addr, int *err);
-/* What exports.c calls in place of nv-p2p.c's, and nv-dmabuf.c when a device attaches. */
+/*
+ * exports.c calls these in place of nv-p2p.c's, and nv-dmabuf.c the last one when a device
+ * attaches.
+ */
 int nvlab_odd_get_pages_persistent(u64 va, u64 len, struct nvidia_p2p_page_table **table,
 				   u32 flags);
 int nvlab_odd_dma_map_pages(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
@@ -142,12 +149,12 @@ int nvidia_front_dma_map_pages(struct pci_dev *peer, struct nvidia_p2p_page_tabl
 int nvidia_front_dma_unmap_pages(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
 				 struct nvidia_p2p_dma_mapping *mapping);
 
-/* nv-dma.c's: addresses are translated for the peer. */
+/* A switch of nv-dma.c: whether addresses are translated for the peer. */
 extern NvU32 nv_dma_remap_peer_mmio;
 void nvlab_no_drm(struct kref *ref);
 /*
- * nv_dma_map_peer(), for nv-dmabuf.c (Kbuild), which says that the GPU's memory is in
- * the second of NVIDIA's BARs. QEMU's device has none there.
+ * Calls nv_dma_map_peer() for nv-dmabuf.c (Kbuild). That says that the GPU's memory is in the
+ * second of NVIDIA's BARs, where QEMU's device has none.
  */
 NV_STATUS NV_API_CALL nvlab_dma_map_peer(nv_dma_device_t *peer, nv_dma_device_t *gpu, NvU8 bar,
 					 NvU64 count, NvU64 *addr);

@@ -47,9 +47,12 @@ MODULE_IMPORT_NS(DMA_BUF);
 MODULE_IMPORT_NS("DMA_BUF");
 #endif
 
-/* Who exports, by the number that stands for RM's handle of a client; during an export. */
+/*
+ * The client of each export that is under way, by the number that stands for RM's handle of a
+ * client.
+ */
 static DEFINE_XARRAY_ALLOC1(exporters);
-/* What buffers hold, by the number that stands for RM's handle of a duplicate. */
+/* The duplicates that buffers hold, by the number that stands for RM's handle of a duplicate. */
 static DEFINE_XARRAY_ALLOC1(duplicates);
 
 struct duplicate {
@@ -57,10 +60,13 @@ struct duplicate {
 	struct duplicate *undone;
 };
 
-/* Duplicates that were undone, until the RM API lock is given back; under that lock. */
+/*
+ * Duplicates that were undone. They stay here, under the RM API lock, until that lock is given
+ * back.
+ */
 static struct duplicate *undone;
 
-/* NVIDIA's record of a GPU. The real one's memory is all coherent, or none of it is. */
+/* NVIDIA's record of a GPU. The memory of a real GPU is all coherent, or none of it is. */
 static struct gpu_record {
 	nv_dma_device_t dma;
 	nv_state_t video;
@@ -189,7 +195,7 @@ static int duplicate_new(struct nvlab_gpu *gpu, NvHandle exporter, const struct 
 		return err;
 	}
 	new->piece.phys = kvmalloc_array(nvlab_piece_pages(&new->piece), sizeof(u64), GFP_KERNEL);
-	/* No real GPU has both; and what is a BAR's has no static address here. */
+	/* No real GPU has both kinds of memory, and memory of a BAR has no static address here. */
 	if (new->piece.mem->coherent != coherent || (coherent && !new->piece.mem->host))
 		err = -EINVAL;
 	else
@@ -266,7 +272,10 @@ void NV_API_CALL rm_dma_buf_undup_mem_handle(nvidia_stack_t *sp, nv_state_t *nv,
 #define run_len		len
 #endif
 
-/* The runs of a mapped piece, one in BAR1; into @range where there is one. Returns how many. */
+/*
+ * Returns how many runs a mapped piece has, and writes them to @range if that is not NULL. What
+ * BAR1 has in one piece is one run.
+ */
 static u32 runs_of(const struct nvlab_piece *piece, struct run *range)
 {
 	u64 into = piece->offset & (NVLAB_GPU_PAGE - 1), left = piece->len, len, end = 0;
@@ -382,7 +391,7 @@ static int errno_of(NV_STATUS status)
 	}
 }
 
-/* NVIDIA's record of the GPU that has @memory. */
+/* Returns NVIDIA's record of the GPU that has @memory. */
 static nv_state_t *record_of(struct nvlab_client *client, struct nvlab_gpu *gpu, u64 memory)
 {
 	struct gpu_record *record = &records[gpu->index];
@@ -411,7 +420,7 @@ static nv_state_t *record_of(struct nvlab_client *client, struct nvlab_gpu *gpu,
 	return nv;
 }
 
-/* As CUDA calls it: the first call makes the buffer, each further one adds 128 handles. */
+/* Exports as CUDA does: the first call makes the buffer, each further one adds 128 handles. */
 static int export(nv_state_t *nv, const struct nvlab_part *part, u32 count,
 		  nv_ioctl_export_to_dma_buf_fd_t *params)
 {
@@ -441,7 +450,7 @@ static int export(nv_state_t *nv, const struct nvlab_part *part, u32 count,
 	return 0;
 }
 
-/* Whether an export can be forced to PCIe. */
+/* The largest mapping type of an export: with gates, an export can be forced to PCIe. */
 #ifdef NVLAB_GATES
 #define FORCED_MAX	NV_DMABUF_EXPORT_MAPPING_TYPE_FORCE_PCIE
 #else

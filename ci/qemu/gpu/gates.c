@@ -64,7 +64,7 @@ NvBool nv_pci_is_valid_topology_for_direct_pci(nv_state_t *nv, struct pci_dev *p
 	return !peer->dev.iommu_group && nv_pci_has_common_pci_switch(nv, peer);
 }
 
-/* For the CPU's mapping of a dma-buf, which no handle here allows (can_mmap). */
+/* Refuses the CPU's mapping of a dma-buf, which no handle here allows (can_mmap). */
 int nv_encode_caching(pgprot_t *prot, NvU32 cache_type, nv_memory_type_t type)
 {
 	return -EINVAL;

@@ -108,11 +108,11 @@ struct setting {
 };
 
 #define SETTING(name, normal, min, max) { name, normal, min, max, normal }
-/* What this flavour cannot change has one value here: any other is -EOPNOTSUPP. */
+/* If this flavour cannot change a setting, it has one value here. Any other is -EOPNOTSUPP. */
 #define ONLY_ODD(name, normal, min, max, front) \
 	SETTING(name, NVLAB_IS_ODD ? (normal) : (front), \
 		NVLAB_IS_ODD ? (min) : (front), NVLAB_IS_ODD ? (max) : (front))
-/* What no release before 580 has (gates.c). */
+/* No release before 580 has gates (gates.c). */
 #ifdef NVLAB_GATES
 enum { GATES = 1 };
 #else
@@ -295,10 +295,10 @@ struct fault {
 
 static const char * const fault_names[NVLAB_F_COUNT] = {
 	/*
-	 * Get, of both kinds, fails with -ENOMEM. 1: at the first allocation, before
-	 * ownership is known. 2: at the table, after the RM API lock was taken and
-	 * dropped. 3, of a revocable get: at the GPU's number. RM keeps the pin, which has
-	 * no callback, until the memory is freed, by the address of a table that is freed.
+	 * A get of either kind fails with -ENOMEM. 1: at the first allocation, before ownership is
+	 * known. 2: at the table, after the RM API lock was taken and dropped. 3, in a revocable
+	 * get: at the GPU's number. RM then keeps the pin, which has no callback, until the memory
+	 * is freed. It knows the pin by the address of a table that is gone.
 	 */
 	[NVLAB_F_GET_NOMEM] = "get_nomem",
 	/* Errno of a revocable get after the range was found. 22 (EINVAL) is "not mine". */
@@ -330,8 +330,8 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 	/* Errno of dma_map_pages, after the RM API lock. */
 	[NVLAB_F_MAP_ERRNO] = "map_errno",
 	/*
-	 * n+1: page n of dma_map_pages cannot be mapped. Of memory in a BAR, releases before
-	 * 580 go on and answer what the last page has; later ones, and the odd flavour, stop.
+	 * n+1: page n of dma_map_pages cannot be mapped. With memory in a BAR, releases before 580
+	 * go on, and return the status of the last page; later ones, and the odd flavour, stop.
 	 */
 	[NVLAB_F_MAP_PARTIAL] = "map_partial",
 	/* 1: dma_map_pages is -ENOTSUPP: the chipset is refused (>= 580). */
@@ -370,7 +370,7 @@ static const char * const fault_names[NVLAB_F_COUNT] = {
 static struct fault faults[NVLAB_F_COUNT];
 static DEFINE_SPINLOCK(faults_lock);
 
-/* Strike if @wanted is 0 or the fault's value. */
+/* Lets a fault strike if @wanted is 0 or the fault's value. Returns that value, or 0. */
 static u64 fault_strike(enum nvlab_fault_name name, u64 wanted)
 {
 	struct fault *f = &faults[name];
@@ -409,7 +409,10 @@ static int name_find(const char * const *names, unsigned int count,
 	return -EINVAL;
 }
 
-/* NVIDIA's own front makes no odd tables, and the odd flavour needs no memory to unmap. */
+/*
+ * Returns whether a fault can strike in this flavour. NVIDIA's own front makes no odd tables, and
+ * the odd flavour needs no memory to unmap.
+ */
 static bool fault_can_strike(int at, u64 value)
 {
 	if (at == NVLAB_F_GET_NOMEM)
@@ -904,7 +907,7 @@ static int lab_open(struct inode *inode, struct file *file)
 	return single_open(file, f->show, NULL);
 }
 
-/* Each line is a command. */
+/* Runs the command in a line. */
 static int lab_line(const struct lab_file *f, char *line)
 {
 	char *word[MAX_WORDS];

@@ -41,9 +41,9 @@
 
 #define GPU_BAR		2
 
-/* Without those whose unbind has begun. */
+/* The GPUs by number, without those whose unbind has begun. */
 static struct nvlab_gpu *gpus[NVLAB_MAX_GPUS];
-/* With them, until nobody uses them: what RM knows. */
+/* All GPUs that RM knows: also those whose unbind has begun, until nobody uses them. */
 static LIST_HEAD(attached);
 static DEFINE_SPINLOCK(gpus_lock);
 
@@ -87,7 +87,7 @@ struct nvlab_gpu *nvlab_rm_gpu_get(const u8 *uuid)
 	return found;
 }
 
-/* Under the lock: whoever waits in gpu_remove() frees the GPU. */
+/* Drops a reference, under the lock: whoever waits in gpu_remove() frees the GPU. */
 void nvlab_gpu_put(struct nvlab_gpu *gpu)
 {
 	spin_lock(&gpus_lock);
@@ -109,7 +109,10 @@ int nvlab_gpu_pin(struct nvlab_gpu *gpu)
 	return err;
 }
 
-/* The GPU is looked up, and what is not on the list keeps its reference. */
+/*
+ * Drops a persistent pin's reference. The GPU is looked up for that, so one that is not on the list
+ * any more keeps the reference.
+ */
 void nvlab_gpu_unpin(struct nvlab_gpu *gpu)
 {
 	spin_lock(&gpus_lock);
@@ -169,7 +172,7 @@ static bool gpu_detach(struct nvlab_gpu *gpu)
 	return !used;
 }
 
-/* The page of video memory behind a byte of the BAR. */
+/* Returns the page of video memory behind a byte of the BAR. */
 static u32 video_behind(struct nvlab_gpu *gpu, u64 offset)
 {
 	u32 page = offset >> NVLAB_PAGE_SHIFT;
@@ -178,7 +181,10 @@ static u32 video_behind(struct nvlab_gpu *gpu, u64 offset)
 						   READ_ONCE(gpu->bar1.video[page]);
 }
 
-/* An access never crosses 64 KiB: the fabric's pieces are pages of an IOMMU. */
+/*
+ * Counts an access to what no pin maps. An access never crosses 64 KiB: the fabric's pieces are
+ * pages of an IOMMU.
+ */
 static int gpu_access(void *priv, u64 offset, size_t len, bool write)
 {
 	struct nvlab_gpu *gpu = priv;

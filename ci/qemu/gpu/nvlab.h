@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The lab's nvidia.ko, inside. Three layers, as in the real driver: the
- * exported functions (exports.c) stand on a resource manager (rm.c) that knows
- * them only by an opaque key and a callback; ctl.c and lab.c are the two doors
- * from user space, the device nodes and debugfs.
+ * What the files of the lab's nvidia.ko share. It has three layers, as the real driver has. The
+ * exported functions (exports.c) stand on a resource manager (rm.c), which knows them only by an
+ * opaque key and a callback. User space comes in by device nodes (ctl.c) and by debugfs (lab.c).
  */
 #ifndef NVLAB_H
 #define NVLAB_H
@@ -21,9 +20,9 @@
 #include "nvlab_uapi.h"
 
 /*
- * What this driver is, in a word for tests and in a line for screens and logs.
- * NVLAB_FRONT is the version of NVIDIA's own front. The odd flavour calls itself as a
- * driver that has what it has: tools judge by the version.
+ * Names of this driver: a word for tests, and a line for screens and logs. NVLAB_FRONT is the
+ * version of NVIDIA's own front. The odd flavour gives the version of a driver that has the same
+ * features, because tools judge by the version.
  */
 #ifdef NVLAB_ODD
 #define NVLAB_VERSION	"595.45.04"
@@ -85,7 +84,7 @@ struct nvlab_mem {
 	struct nvlab_log *log;
 };
 
-/* An RM client with its one ThirdPartyP2P object: who may pin what it holds. */
+/* An RM client with its one ThirdPartyP2P object, which says who may pin what the client holds. */
 struct nvlab_client {
 	struct list_head node;
 	struct list_head vidmems;	/* written under the RM API lock and lock */
@@ -96,7 +95,7 @@ struct nvlab_client {
 	struct bar1_user subdevices[NVLAB_MAX_GPUS];	/* under the RM API lock */
 };
 
-/* Where in the life of an allocation its log entry is. */
+/* The state of an allocation in the log. */
 enum nvlab_log_state { NVLAB_LIVE, NVLAB_KEPT, NVLAB_FREED };
 
 /* --- accounting, config, cost, faults, holds (lab.c) --- */
@@ -194,12 +193,11 @@ enum nvlab_cost_name {
 };
 
 /*
- * A call that began at @start and is about @len bytes takes as long as @base
- * and @gib say, its own work included, but not what it waits for the RM API lock:
- * see nvlab_api_lock_for(). RM_PART of it passes under the RM API lock, where the
- * real driver maps, counted from when the RM API lock was taken: what the call did
- * or lost before that makes no hold of the RM API lock shorter. The rest passes
- * before the call returns.
+ * Waits until a call that began at @start and is about @len bytes has taken as long as @base and
+ * @gib say. That includes the call's own work, but not its wait for the RM API lock: see
+ * nvlab_api_lock_for(). RM_PART of the time passes under the RM API lock, where the real driver
+ * maps. It counts from when that lock was taken, so nothing that the call did before makes the hold
+ * shorter. The rest passes before the call returns.
  */
 #define NVLAB_RM_PART	75
 #define NVLAB_ALL	100
@@ -233,10 +231,10 @@ enum nvlab_fault_name {
 	NVLAB_F_COUNT
 };
 
-/* The value of a fault that strikes now (and counts as struck), or 0. */
+/* Returns the value of a fault that strikes now (and counts as struck), or 0. */
 u64 nvlab_fault(enum nvlab_fault_name name);
 
-/* Strikes only if it is set to exactly @value. */
+/* Lets the fault strike only if it is set to exactly @value. */
 bool nvlab_fault_is(enum nvlab_fault_name name, u64 value);
 
 enum nvlab_hold_name {
@@ -261,12 +259,12 @@ enum nvlab_hold_name {
 	NVLAB_H_COUNT
 };
 
-/* Stop here while the point is armed. Sleeps. */
+/* Stops here while the point is armed. Sleeps. */
 void nvlab_hold(enum nvlab_hold_name name);
 
 struct nvlab_log *nvlab_log_alloc(struct nvlab_mem *mem, u64 va);
 void nvlab_log_state(struct nvlab_log *log, enum nvlab_log_state state);
-/* Record the CRCs of memory that is being given back. */
+/* Records the CRCs of memory that is being given back. */
 void nvlab_log_free(struct nvlab_mem *mem);
 
 int nvlab_debugfs_init(void);
@@ -278,14 +276,14 @@ unsigned int nvlab_gpu_count(void);
 /* Returns NULL, or the GPU, which stays until nvlab_gpu_put(). */
 struct nvlab_gpu *nvlab_gpu_get(unsigned int index);
 void nvlab_gpu_put(struct nvlab_gpu *gpu);
-/* The same by its number, also while an unbind waits for those who use it. */
+/* Returns the same by its number, also while an unbind waits for those who use the GPU. */
 struct nvlab_gpu *nvlab_rm_gpu_get(const u8 *uuid);
 /* Takes a persistent pin's reference; -ENODEV when the GPU's unbind has begun. */
 int nvlab_gpu_pin(struct nvlab_gpu *gpu);
 void nvlab_gpu_unpin(struct nvlab_gpu *gpu);
 /*
- * The first to open a GPU starts it, and the last to close it shuts it down. The first two
- * take ldata_lock, the others are called under it.
+ * Open and close a GPU. The first open starts the GPU, and the last close shuts it down. The first
+ * two functions take ldata_lock, the others are called under it.
  */
 void nvlab_gpu_open(struct nvlab_gpu *gpu);
 void nvlab_gpu_close(struct nvlab_gpu *gpu);
@@ -296,21 +294,18 @@ void nvlab_gpus_forgive(void);
 
 /* --- resource manager (rm.c) --- */
 
-/* Thread group id of the caller, as RM knows processes: by number. */
+/* Returns the thread group id of the caller: RM knows processes by number. */
 static inline u32 nvlab_tgid(void)
 {
 	return task_tgid_nr(current);
 }
 
 /*
- * RM's status, as a negative errno; "object not found" is -ENOENT inside. The
- * exported functions turn it into -EINVAL (get) or success (put).
+ * Take and drop the RM API lock. Functions of RM return its status as a negative errno; "object not
+ * found" is -ENOENT inside. The exported functions turn that into -EINVAL (get) or success (put).
  */
 int nvlab_api_lock(const char *who);
-/*
- * For a call that began at *@start, which is moved by what it waits for the API
- * lock.
- */
+/* Takes the lock for a call that began at *@start, and moves that time by the wait for the lock. */
 int nvlab_api_lock_for(ktime_t *start, const char *who);
 void nvlab_api_unlock(void);
 /* One lock for all GPUs, taken inside the RM API lock. */
@@ -329,7 +324,7 @@ int nvlab_client_pid(struct nvlab_client *client, u32 pid, bool add);
 int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req);
 int nvlab_free(struct nvlab_client *client, u64 handle, bool keep);
 int nvlab_register(struct nvlab_client *client, u64 handle, u64 va);
-/* With a reference, for nvlab_mem_put(). NULL: no such handle. */
+/* Returns memory with a reference, for nvlab_mem_put(), or NULL: no such handle. */
 struct nvlab_mem *nvlab_mem_get(struct nvlab_client *client, u64 handle);
 u64 nvlab_memory_free(struct nvlab_gpu *gpu);
 u64 nvlab_bar1_size(struct nvlab_gpu *gpu);
@@ -337,7 +332,7 @@ u64 nvlab_bar1_size(struct nvlab_gpu *gpu);
 int nvlab_gpu_init(struct nvlab_gpu *gpu);
 void nvlab_gpu_exit(struct nvlab_gpu *gpu);
 
-/* What rm_get tells the exported functions about a pin. */
+/* A pin, as nvlab_rm_get() describes it to the exported functions. */
 struct nvlab_pinned {
 	struct nvlab_gpu *gpu;
 	bool coherent;
@@ -350,7 +345,7 @@ int nvlab_rm_get(ktime_t *start, u64 va, u64 len, void *key, u64 *phys,
 int nvlab_rm_register(u64 va, u64 len, void *key, void (*callback)(void *data),
 		      void *data);
 int nvlab_rm_put(ktime_t *start, void *key, u64 *len);
-/* The GPU stays until nvlab_gpu_put(). */
+/* Finds the GPU of a range, which stays until nvlab_gpu_put(). */
 int nvlab_rm_gpu_info(ktime_t *start, u64 va, u64 len, struct nvlab_gpu **gpu);
 int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 			    u64 *phys, u32 count, struct nvlab_pinned *pinned,
@@ -358,7 +353,7 @@ int nvlab_rm_get_persistent(ktime_t *start, u64 va, u64 len, void *key,
 int nvlab_rm_shut_down_idle(void);
 int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len);
 
-/* What a dma-buf holds of one allocation, by a duplicate of the memory object. */
+/* The part of one allocation that a dma-buf holds, by a duplicate of the memory object. */
 struct nvlab_piece {
 	struct list_head node;	/* under the RM API lock */
 	struct nvlab_mem *mem;
@@ -368,7 +363,10 @@ struct nvlab_piece {
 	u64 *phys;		/* while mapped: of each 64 KiB that it touches */
 };
 
-/* The 64 KiB that a piece touches: the first, and how many. */
+/*
+ * Returns the first page of 64 KiB that a piece touches. The next function returns how many it
+ * touches.
+ */
 static inline u32 nvlab_piece_first(const struct nvlab_piece *piece)
 {
 	return piece->offset >> NVLAB_PAGE_SHIFT;
@@ -381,29 +379,32 @@ static inline u32 nvlab_piece_pages(const struct nvlab_piece *piece)
 }
 
 /*
- * Fills @piece, of memory of @gpu: -ENOENT, or -EINVAL for what is not whole
- * pages inside the memory. Both under the RM API lock; once that is given back,
- * the memory of a duplicate that is undone is the caller's to put.
+ * Fills @piece with memory of @gpu, or returns -ENOENT, or -EINVAL for what is not whole pages
+ * inside the memory. Both functions are called under the RM API lock. The caller of the second one
+ * puts the memory once that lock is given back.
  */
 int nvlab_rm_duplicate(struct nvlab_client *client, struct nvlab_gpu *gpu,
 		       const struct nvlab_part *part, struct nvlab_piece *piece);
 void nvlab_rm_undo_duplicate(struct nvlab_piece *piece);
-/* Both under the RM API lock and the GPU lock, or for coherent memory under none. */
+/*
+ * Map and unmap a piece, both under the RM API lock and the GPU lock, or for coherent memory under
+ * none.
+ */
 int nvlab_rm_map_piece(struct nvlab_piece *piece);
 void nvlab_rm_unmap_piece(struct nvlab_piece *piece);
 
 /* --- exported functions (exports.c over front.c) --- */
 
 /*
- * Where @peer finds @len bytes of the GPU's BAR: *@addr, the CPU's address of
- * them, becomes one of the bus or, with @remap, one of the peer's IOMMU. -EIO.
+ * Maps @len bytes of the GPU's BAR for @peer: *@addr, the CPU's address of them, becomes one of the
+ * bus or, with @remap, one of the peer's IOMMU. Returns 0 or -EIO.
  */
 int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap,
 		   u64 len, u64 *addr);
 
-/* How many DMA mappings hang on this key; for debugfs, under the RM API lock. */
+/* Returns how many DMA mappings a table with this key has. For debugfs, under the RM API lock. */
 unsigned int nvlab_p2p_mappings(void *key);
-/* A table that the real driver would lose: kept in sight until the module goes. */
+/* Notes a table that the real driver would lose. It stays in sight until the module goes. */
 void nvlab_p2p_leak(void *key);
 int nvlab_p2p_init(void);
 void nvlab_p2p_exit(void);

@@ -38,7 +38,7 @@
 #include "nvlab.h"
 #include "front.h"
 
-/* A mapping of coherent memory, beside nv-p2p.c's record of it, which has no part in it. */
+/* A mapping of coherent memory. nv-p2p.c has a record of it and does not know this one. */
 struct mapping {
 	struct list_head node;
 	struct nvidia_p2p_page_table *table;
@@ -53,7 +53,10 @@ static DEFINE_MUTEX(mappings_lock);
 
 /* --- tables --- */
 
-/* Bytes per page of a table: as configured, but 128 KiB only where the memory has such pages. */
+/*
+ * Returns the bytes per page of a table: as configured, but 128 KiB only where the memory has such
+ * pages.
+ */
 static u64 table_page_size(const struct nvidia_p2p_page_table *table)
 {
 	u64 size = nvlab_config(NVLAB_C_PAGE_SIZE), addr;
@@ -84,7 +87,7 @@ static int copy_records(struct nvidia_p2p_page_table *table, u64 size, u32 entri
 		return -ENOMEM;
 	records = (void *)(pages + entries);
 	for (i = 0; i < entries; i++) {
-		/* Behind the end, where the table is made too long, it goes on. */
+		/* A table that is made too long goes on with the addresses behind its last page. */
 		at = i * size;
 		page = min_t(u64, at >> NVLAB_PAGE_SHIFT, table->entries - 1);
 		records[i].physical_address = table->pages[page]->physical_address + at -
@@ -161,7 +164,7 @@ void nvlab_odd_mend(struct nvidia_p2p_page_table *table)
 	mutex_unlock(&mappings_lock);
 	list_for_each_entry_safe(mapping, next, &left, node)
 		mapping_free(mapping);
-	/* One that was never filled has all that is its own. */
+	/* A table without copied records still has nv-p2p.c's own. */
 	if (!table->real.made)
 		return;
 	kvfree(table->real.made);
@@ -170,7 +173,10 @@ void nvlab_odd_mend(struct nvidia_p2p_page_table *table)
 	table->entries = table->real.entries;
 }
 
-/* Before a revocable pin has its callback, front.c spoils the table; nothing frees this one. */
+/*
+ * Spoils the table of a persistent pin. front.c does that for a revocable one, before it has its
+ * callback, when a free may end it.
+ */
 int nvlab_odd_get_pages_persistent(u64 va, u64 len, struct nvidia_p2p_page_table **table,
 				   u32 flags)
 {
@@ -188,7 +194,7 @@ int nvlab_odd_get_pages_persistent(u64 va, u64 len, struct nvidia_p2p_page_table
 
 /* --- DMA --- */
 
-/* The pages of the CPU, @each for each of @count addresses. */
+/* Returns the pages of the CPU, @each for each of @count addresses. */
 static struct page **pages_at(const u64 *addr, u32 count, u32 each)
 {
 	struct page **pages = kvmalloc_array(count * each, sizeof(*pages), GFP_KERNEL);
@@ -240,7 +246,7 @@ static int map_pages(struct mapping *mapping, u32 count, u32 each, u64 *addr)
 	return err;
 }
 
-/* The mapping that this task makes, or NULL. Under mappings_lock. */
+/* Returns the mapping that this task makes, or NULL. Called under mappings_lock. */
 static struct mapping *mapping_in_making(void)
 {
 	struct mapping *mapping;
@@ -259,7 +265,7 @@ bool nvlab_odd_map(struct device *dev, u64 size, u32 count, u64 *addr, int *err)
 	mutex_lock(&mappings_lock);
 	mapping = mapping_in_making();
 	mutex_unlock(&mappings_lock);
-	/* A BAR's has no pages, coherent or not. */
+	/* Memory of a BAR has no pages, coherent or not. */
 	if (!mapping || (count && !pfn_valid(PHYS_PFN(addr[0]))))
 		return false;
 	partial = nvlab_fault(NVLAB_F_MAP_PARTIAL);
@@ -290,7 +296,7 @@ int nvlab_odd_dma_map_pages(struct pci_dev *peer, struct nvidia_p2p_page_table *
 	mutex_unlock(&mappings_lock);
 	err = nvidia_front_dma_map_pages(peer, table, record);
 	mutex_lock(&mappings_lock);
-	/* It is gone where the table is. */
+	/* If the table is gone, so is the mapping. */
 	mapping = mapping_in_making();
 	if (mapping && (err || !mapping->pages.sgl)) {
 		list_del(&mapping->node);

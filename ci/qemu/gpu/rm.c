@@ -134,7 +134,7 @@ int nvlab_api_lock_for(ktime_t *start, const char *who)
 	return err;
 }
 
-/* What a call spends under the RM API lock begins here, whatever went before. */
+/* Returns when the RM API lock was taken: what a call spends under it begins there. */
 static ktime_t r_since(void)
 {
 	return ns_to_ktime(api_since_ns);
@@ -184,7 +184,9 @@ u64 nvlab_bar1_size(struct nvlab_gpu *gpu)
 	return size ? min(size, gpu->size) : gpu->size;
 }
 
-/* As layout_seed says, so that a test's seed gives the same order again. */
+/*
+ * Makes the random state that layout_seed says, so that a test's seed gives the same order again.
+ */
 static void layout_state(struct rnd_state *state)
 {
 	u64 seed = nvlab_config(NVLAB_C_LAYOUT_SEED);
@@ -204,7 +206,7 @@ static void shuffle(struct nvlab_mem *mem)
 	}
 }
 
-/* Take video memory, lowest address first, and lay the pages out in it. */
+/* Takes video memory, lowest address first, and lays the pages out in it. */
 static int mem_take(struct nvlab_mem *mem)
 {
 	struct nvlab_gpu *gpu = mem->gpu;
@@ -265,7 +267,10 @@ static void mem_give_back(struct nvlab_mem *mem)
 	kvfree(mem->page);
 }
 
-/* As gpu_access() of the BAR: @priv is the page's number of live pins. */
+/*
+ * Counts an access without a live pin, as gpu_access() does for the BAR. @priv is the page's number
+ * of live pins.
+ */
 static int host_access(void *priv, u64 offset, size_t len, bool write)
 {
 	if (!atomic_read((atomic_t *)priv) &&
@@ -301,7 +306,9 @@ static int mem_take_host(struct nvlab_mem *mem)
 	return 0;
 }
 
-/* A pattern of its own, so that nobody can take stale bytes for new ones. */
+/*
+ * Fills memory with a pattern that no other has, so that nobody can take stale bytes for new ones.
+ */
 static void mem_fill(struct nvlab_mem *mem)
 {
 	u64 x = get_random_u64() | 1;
@@ -333,13 +340,15 @@ static void mem_release(struct kref *ref)
 	kfree(mem);
 }
 
-/* Not under the RM API lock: recording what the memory held takes its time. */
+/*
+ * Drops a reference. Not called under the RM API lock: recording what the memory held takes time.
+ */
 void nvlab_mem_put(struct nvlab_mem *mem)
 {
 	kref_put(&mem->ref, mem_release);
 }
 
-/* Takes over the caller's reference of the GPU. */
+/* Makes memory. Takes over the caller's reference of the GPU. */
 static struct nvlab_mem *mem_new(struct nvlab_gpu *gpu, u64 size, u32 layout,
 				 u32 coherent, u64 va)
 {
@@ -406,7 +415,7 @@ free:
 
 /* --- pins of pages; under the RM API lock --- */
 
-/* Whose account, and whose extents. */
+/* A user of BAR1, with the account and the extents that a mapping belongs to. */
 struct mapper {
 	struct bar1_user *user;
 	struct bar1_object *object;
@@ -478,7 +487,9 @@ static int bar1_map(struct nvlab_mem *mem, struct mapper by, u32 first,
 	return err;
 }
 
-/* For a pin, @since: the GPU lock is held while it is mapped, which takes its time. */
+/*
+ * Maps memory for a pin. The GPU lock is held until the mapping has taken its time, from @since on.
+ */
 static int pin_map(struct nvlab_mem *mem, struct mapper by, u32 first, u32 count,
 		   u64 *phys, ktime_t since)
 {
@@ -511,7 +522,7 @@ static void bar1_unmap(struct nvlab_mem *mem, struct mapper by, u32 first,
 		  -((s64)(used - bar1->used) << NVLAB_PAGE_SHIFT));
 }
 
-/* A GPU that was lost takes its mappings along. */
+/* Unmaps what pins have left: a GPU that was lost takes its mappings along. */
 static void vidmem_forget(struct nvlab_client *client, struct vidmem *v)
 {
 	struct bar1 *bar1 = &v->mem->gpu->bar1;
@@ -590,10 +601,7 @@ int nvlab_client_pid(struct nvlab_client *client, u32 pid, bool add)
 	return err;
 }
 
-/*
- * Under the RM API lock and the client's lock, or the RM API lock alone where it
- * cannot be seen any more.
- */
+/* Finds memory by its handle. Called under the RM API lock or the client's lock. */
 static struct vidmem *vidmem_find(struct nvlab_client *client, u64 handle)
 {
 	struct vidmem *v;
@@ -619,7 +627,7 @@ struct nvlab_mem *nvlab_mem_get(struct nvlab_client *client, u64 handle)
 	return mem;
 }
 
-/* A registered range of this client that touches [va, va + len). */
+/* Returns a registered range of this client that touches [va, va + len), or NULL. */
 static struct vidmem *vidmem_at(struct nvlab_client *client, u64 va, u64 len)
 {
 	struct vidmem *v;
@@ -631,7 +639,7 @@ static struct vidmem *vidmem_at(struct nvlab_client *client, u64 va, u64 len)
 	return NULL;
 }
 
-/* What no client has any more. */
+/* Frees the entry of memory that no client has any more. */
 static void vidmem_free(struct vidmem *v)
 {
 	nvlab_gpu_close(v->mem->gpu);
@@ -674,7 +682,7 @@ int nvlab_alloc(struct nvlab_client *client, struct nvlab_alloc *req)
 		kfree(v);
 		return err;
 	}
-	/* Who has memory has the GPU open. */
+	/* Memory keeps the GPU open. */
 	nvlab_gpu_open(gpu);
 	err = nvlab_api_lock("allocate");
 	if (err)
@@ -699,10 +707,7 @@ put:
 	return err;
 }
 
-/*
- * Call and unlink every pin of this memory. Under the RM API lock and the GPU
- * lock.
- */
+/* Calls every pin's callback and unlinks the pin. Called under the RM API lock and the GPU lock. */
 static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
 {
 	struct pin *pin;
@@ -711,7 +716,7 @@ static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
 	while (v->pins.rb_node) {
 		pin = rb_entry(v->pins.rb_node, struct pin, node);
 		if (pin->callback && nvlab_fault(NVLAB_F_CALLBACK_NONE)) {
-			/* The GPU is lost: nobody is told, nothing is undone. */
+			/* The GPU is lost: no callback is called, and nothing is undone. */
 			nvlab_p2p_leak(pin->key);
 			rb_erase(&pin->node, &v->pins);
 			nvlab_add(NVLAB_ACCOUNT_LIVE_PINS, -1);
@@ -737,7 +742,7 @@ static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
 }
 
 /*
- * Does a persistent pin or a dma-buf hold this memory beyond its handle? Under
+ * Returns whether a persistent pin or a dma-buf holds this memory beyond its handle. Called under
  * the RM API lock.
  */
 static bool mem_is_kept(struct nvlab_mem *mem)
@@ -842,13 +847,13 @@ void nvlab_client_close(struct nvlab_client *client)
 
 /* --- what the exported functions ask --- */
 
-/* Of one client's memory on one GPU: what RM has an object of its own for. */
+/* A client and a GPU. RM has an object for each such pair: that client's memory on that GPU. */
 struct owner {
 	struct nvlab_client *client;
 	struct nvlab_gpu *gpu;
 };
 
-/* The allocation of @client that holds all of [va, va + len), or NULL. */
+/* Returns the allocation of @client that holds all of [va, va + len), or NULL. */
 static struct vidmem *vidmem_with(struct nvlab_client *client, u64 va, u64 len)
 {
 	struct vidmem *v = vidmem_at(client, va, 1);
@@ -857,8 +862,8 @@ static struct vidmem *vidmem_with(struct nvlab_client *client, u64 va, u64 len)
 }
 
 /*
- * The allocation that holds all of [va, va + len), for this process. -ENOENT; -EIO: two
- * clients have one. Under the RM API lock.
+ * Finds the allocation that holds all of [va, va + len), for this process. Returns -ENOENT if there
+ * is none, and -EIO if two clients have one. Called under the RM API lock.
  */
 static int range_find(u64 va, u64 len, struct nvlab_client **of,
 		      struct vidmem **found)
@@ -881,7 +886,7 @@ static int range_find(u64 va, u64 len, struct nvlab_client **of,
 	return err;
 }
 
-/* The pin of this memory that has this key, or NULL. */
+/* Returns the pin of this memory that has this key, or NULL. */
 static struct pin *pin_find(struct vidmem *v, void *key)
 {
 	struct rb_node *at = v->pins.rb_node;
@@ -909,7 +914,10 @@ static void pin_insert(struct vidmem *v, struct pin *pin)
 	rb_insert_color(&pin->node, &v->pins);
 }
 
-/* Whose pins have this key, of what the caller's number may touch: -ENOENT; -EIO: two. */
+/*
+ * Finds the client and the GPU whose pins have this key, among those that the caller's number may
+ * touch. Returns -ENOENT if there is no such pin, and -EIO if two clients or GPUs have one.
+ */
 static int key_find(void *key, struct owner *owner)
 {
 	u32 tgid = nvlab_tgid();
@@ -932,7 +940,7 @@ static int key_find(void *key, struct owner *owner)
 	return err;
 }
 
-/* Ends each pin that has this key; returns the bytes of all. Under the GPU lock. */
+/* Ends each pin that has this key, and returns the bytes of all. Called under the GPU lock. */
 static u64 pins_end(struct owner owner, void *key)
 {
 	struct vidmem *v;
@@ -945,7 +953,7 @@ static u64 pins_end(struct owner owner, void *key)
 			continue;
 		len += (u64)pin->count << NVLAB_PAGE_SHIFT;
 		rb_erase(&pin->node, &v->pins);
-		/* Nothing of a get that failed is mapped. */
+		/* A get that failed has mapped nothing. */
 		if (pin->count)
 			bar1_unmap(v->mem, revocable(owner.client, v),
 				   pin->first, pin->count);
@@ -955,7 +963,7 @@ static u64 pins_end(struct owner owner, void *key)
 	return len;
 }
 
-/* The pin for a get: one that has the key already is used again, for other pages. */
+/* Returns the pin for a get. One that has the key already is used again, for other pages. */
 static struct pin *pin_for(struct vidmem *v, void *key)
 {
 	struct pin *pin = pin_find(v, key);
@@ -1159,9 +1167,8 @@ int nvlab_rm_put_persistent(ktime_t *start, struct nvlab_dup *dup, u64 *len)
 }
 
 /*
- * The driver shuts down each GPU that no pin holds open, as it does when the
- * last program has closed it, and when it is unloaded: the duplicates go whose
- * put has failed.
+ * Shuts down each GPU that no pin holds open, as the driver does when the last program has closed
+ * it, and when it is unloaded. With it go the duplicates whose put has failed.
  */
 int nvlab_rm_shut_down_idle(void)
 {
@@ -1219,7 +1226,7 @@ int nvlab_rm_map_piece(struct nvlab_piece *piece)
 	int err = bar1_map(piece->mem, exported(piece), nvlab_piece_first(piece),
 			   nvlab_piece_pages(piece), piece->phys);
 
-	/* Of coherent memory only the addresses are looked up. */
+	/* For coherent memory only the addresses are looked up, which takes no time. */
 	if (!err && !piece->mem->host)
 		nvlab_spend(start, NVLAB_T_PIN_BASE, NVLAB_T_PIN_GIB, piece->len,
 			    NVLAB_ALL);
@@ -1298,7 +1305,10 @@ void nvlab_r_bar1(struct seq_file *s)
 		list_for_each_entry(v, &client->vidmems, node)
 			bar1_show(s, v->mem, &v->extents, "revocable");
 	list_for_each_entry(dup, &dups, node) {
-		/* One duplicate of the memory, however many pins: the first's turn. */
+		/*
+		 * However many pins there are, they share one duplicate of the memory. This is the
+		 * first of them.
+		 */
 		list_for_each_entry(other, &dups, node)
 			if (other->mem == dup->mem)
 				break;

@@ -54,7 +54,10 @@ static DEFINE_MUTEX(bars_lock);	/* writers of bars */
 static struct initiator initiators[MAX_INITIATORS];
 static DEFINE_SPINLOCK(initiators_lock);	/* taking a free slot */
 
-/* The last slot collects everybody who found no slot of his own. */
+/*
+ * Returns the counters of a device. The last slot collects all devices that found no slot of their
+ * own.
+ */
 static struct initiator *find_initiator(struct device *dev)
 {
 	const char *name = dev_name(dev);
@@ -82,9 +85,9 @@ out:
 }
 
 /*
- * The address behind the initiator's IOMMU. 0 is "not translated" to the IOMMU
- * API too. Without an IOMMU the bus address is the CPU's physical address, as
- * on every x86 machine; elsewhere a host bridge may add an offset.
+ * Returns the address behind the initiator's IOMMU. 0 is "not translated" to the IOMMU API, too.
+ * Without an IOMMU the bus address is the CPU's physical address, as on every x86 machine;
+ * elsewhere a host bridge may add an offset.
  */
 static phys_addr_t translate(struct device *dev, dma_addr_t addr)
 {
@@ -104,8 +107,8 @@ static struct bar *find_bar(phys_addr_t addr)
 }
 
 /*
- * Who answers at @addr, and where is his memory? *len is cut to what one
- * answer covers. Called under RCU. The endpoint has agreed when this returns 0.
+ * Finds the endpoint that answers at @addr, and where its memory is. *len is cut to what one answer
+ * covers. Called under RCU. The endpoint has agreed when this returns 0.
  */
 static int claim(struct device *dev, struct initiator *who, dma_addr_t addr,
 		 size_t *len, bool write, struct bar **bar, void **memory)

@@ -63,20 +63,20 @@ int lab_pcie_add_bar(struct pci_dev *pdev, int bar, void *kva,
 void lab_pcie_remove_bar(struct pci_dev *pdev, int bar);
 
 /*
- * Coherent memory of a GPU (Grace-Hopper), which is no BAR but memory of the
- * machine: @size bytes at the physical address @start, as lab_pcie_add_bar().
- * Removing does not wait: call synchronize_rcu() before the memory is freed,
- * once for any number of removals. Offsets given to @ops count from @start.
+ * Add and remove coherent memory of a GPU (Grace-Hopper), which is no BAR but memory of the
+ * machine: @size bytes at the physical address @start. The rest is as with lab_pcie_add_bar().
+ * Removing does not wait: call synchronize_rcu() before the memory is freed, once for any number of
+ * removals. Offsets given to @ops count from @start.
  */
 int lab_pcie_add_memory(phys_addr_t start, size_t size, void *kva,
 			const struct lab_pcie_bar_ops *ops, void *priv);
 void lab_pcie_remove_memory(phys_addr_t start);
 
 /*
- * One DMA access of @initiator at the bus address @addr. Any context except
- * hard interrupt. 0, or -EFAULT for an address that the initiator's IOMMU does
- * not translate or that no BAR claims, or what the endpoint said. After an
- * error a leading part of the bytes may have moved, as on a real bus.
+ * Make one DMA access of @initiator at the bus address @addr, in any context except hard interrupt.
+ * Return 0, or -EFAULT for an address that the initiator's IOMMU does not translate or that no BAR
+ * claims, or what the endpoint said. After an error a leading part of the bytes may have moved, as
+ * on a real bus.
  */
 int lab_pcie_write(struct device *initiator, dma_addr_t addr, const void *buf,
 		   size_t len);
@@ -88,7 +88,7 @@ enum lab_pcie_atomic_op {
 	LAB_PCIE_COMPARE_SWAP,	/* if (*addr == compare) *addr = operand */
 };
 
-/* A PCIe AtomicOp of 8 bytes; -EINVAL when @addr is not 8-byte aligned. */
+/* Makes a PCIe AtomicOp of 8 bytes. Returns -EINVAL when @addr is not 8-byte aligned. */
 int lab_pcie_atomic(struct device *initiator, dma_addr_t addr,
 		    enum lab_pcie_atomic_op op, u64 operand, u64 compare,
 		    u64 *old);

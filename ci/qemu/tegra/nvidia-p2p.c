@@ -91,7 +91,7 @@ static int nvmap_mmap(struct file *file, struct vm_area_struct *vma)
 	if (vma->vm_pgoff >= NVMAP_CARVEOUT >> PAGE_SHIFT) {
 		if (vma->vm_end - vma->vm_start != PAGE_SIZE)
 			return -EINVAL;
-		/* Which one does not matter: it is not to be had by its page. */
+		/* Any page will do: nobody can get it as a page. */
 		return remap_pfn_range(vma, vma->vm_start,
 				       page_to_pfn(pages[0]), PAGE_SIZE,
 				       vma->vm_page_prot);

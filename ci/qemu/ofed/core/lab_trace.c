@@ -256,7 +256,7 @@ void lab_hold(enum lab_point point, const char *client)
 	spin_unlock(&hold_lock);
 }
 
-/* A point's number from user text, LAB_POINTS for "all". */
+/* Returns the number of the point that user text names, or LAB_POINTS for "all". */
 static int read_point(const char __user *buf, size_t count)
 {
 	char text[32], *name;

@@ -46,13 +46,16 @@ enum lab_point {
 /* Returns at once unless the point is armed. Sleeps. */
 void lab_hold(enum lab_point point, const char *client);
 
-/* Would a thread that comes there now be stopped? For any context. */
+/* Returns whether a thread that comes there now would be stopped. For any context. */
 bool lab_armed(enum lab_point point);
 
-/* Points in functions of the kernel: lab_probe.c. */
+/* Begin and end the points in functions of the kernel (lab_probe.c). */
 int lab_probe_init(void);
 void lab_probe_exit(void);
-/* Before the point is armed; nothing to do for one that is not in the kernel. */
+/*
+ * Switches the probe of a point on, before the point is armed. Does nothing for a point that is not
+ * in a function of the kernel.
+ */
 int lab_probe_enable(enum lab_point point);
 
 void lab_trace_init(struct dentry *dir);

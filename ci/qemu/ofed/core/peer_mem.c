@@ -57,7 +57,7 @@
 /* The ticket of a umem that cannot be invalidated. */
 #define NO_TICKET	U32_MAX
 
-/* What each stands for: docs/facts.md#core-versions. */
+/* The generations of cores: docs/facts.md#core-versions says what each stands for. */
 enum generation {
 	GENERATION_24_10,
 	GENERATION_25_10,
@@ -111,7 +111,7 @@ static bool one_lock_class;
 module_param(one_lock_class, bool, 0444);
 MODULE_PARM_DESC(one_lock_class, "one lock class for the mapping locks of all umems, as on real cores; 0: those of clients without invalidation have their own");
 
-/* It asks the ticket the wrong way round. */
+/* Returns whether the core asks the ticket the wrong way round. */
 static bool stop_test_inverted(void)
 {
 	return generation == GENERATION_24_10;
@@ -321,8 +321,8 @@ static void put_peer(struct ib_umem_peer *peer)
 }
 
 /*
- * The clients, in the order of registration, until one says "mine". One mutex
- * for the whole machine is held over all of it.
+ * Asks the clients, in the order of registration, until one says "mine". One mutex for the whole
+ * machine is held over all of it.
  */
 static struct ib_peer_memory_client *
 find_client(unsigned long addr, size_t size, unsigned long peer_mem_flags,
@@ -346,9 +346,9 @@ find_client(unsigned long addr, size_t size, unsigned long peer_mem_flags,
 }
 
 /*
- * A client whose pages are larger than the CPU's listed whole pages of its own;
- * cut that to the CPU pages of the umem. It presumes that the list covers
- * exactly the client's pages around the umem.
+ * Cuts the list to the CPU pages of the umem: a client whose pages are larger than the CPU's has
+ * listed whole pages of its own. This presumes that the list covers exactly the client's pages
+ * around the umem.
  */
 static void trim_sgl(struct ib_umem_peer *peer, unsigned long page_size)
 {
@@ -383,7 +383,10 @@ static void trim_sgl(struct ib_umem_peer *peer, unsigned long page_size)
 	}
 }
 
-/* Last first: with one entry both are the same, and the first's is older. */
+/*
+ * Restores what trim_sgl() cut, the last entry first: if there is only one entry, what was saved of
+ * it as the first one is older.
+ */
 static void untrim_sgl(struct ib_umem_peer *peer)
 {
 	if (peer->last_sg) {
@@ -399,7 +402,7 @@ static void untrim_sgl(struct ib_umem_peer *peer)
 	peer->last_sg = NULL;
 }
 
-/* The core is done with the table. */
+/* Forgets the table, with which the core is done. */
 static void forget_sgl(struct ib_umem_peer *peer)
 {
 	struct sg_table *sgt = &peer->umem.sgt_append.sgt;
@@ -566,9 +569,9 @@ void ib_umem_activate_invalidation_notifier(struct ib_umem *umem,
 EXPORT_SYMBOL(ib_umem_activate_invalidation_notifier);
 
 /*
- * Does the caller hold the mapping lock since ib_peer_umem_get()? It does with
- * a ticket and no activation. Where the test is inverted, a registration that
- * fails before the activation waits for itself.
+ * Returns whether the caller has held the mapping lock since ib_peer_umem_get(). It has, with a
+ * ticket and without an activation. Where the test is inverted, a registration that fails before
+ * the activation waits for itself.
  */
 static bool still_locked(struct ib_umem_peer *peer)
 {
@@ -615,22 +618,24 @@ void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 }
 EXPORT_SYMBOL(ib_umem_stop_invalidation_notifier);
 
-/* After ib_umem_stop_invalidation_notifier(), for umems that were activated. */
+/*
+ * Ends a umem. Where the notifier was activated, ib_umem_stop_invalidation_notifier() comes first.
+ */
 void ib_peer_umem_release(struct ib_umem *umem)
 {
 	struct ib_umem_peer *peer = to_peer(umem);
 
-	/* Armed and never stopped: who frees now stops what is gone. */
+	/* The notifier was armed and never stopped: a later free would stop what is gone. */
 	WARN_ON(peer->func);
 	/*
-	 * Still mapped: a queue's umem, or one that a driver forgot to stop.
-	 * Invalidated: the invalidation came after the stop.
+	 * The umem is still mapped if it is a queue's, or one that a driver forgot to stop. It is
+	 * invalidated if the invalidation came after the stop.
 	 */
 	end_mapping(peer, peer->state);
 	drop_ticket(peer);
 	call_release(peer);
 	put_client(peer->client);
-	/* An invalidation that found the umem before reads this, or has. */
+	/* An invalidation that has found the umem reads this at any time. */
 	peer->client = NULL;
 	atomic64_sub(ib_umem_num_pages(umem), &umem->owning_mm->pinned_vm);
 	mmdrop(umem->owning_mm);
@@ -673,7 +678,7 @@ static int invalidate_ticket(void *reg_handle, u64 core_context)
 		peer->func(&peer->umem, peer->func_priv);
 		trace_end(peer, fence, "fence", 0);
 	}
-	/* Through the umem and unchecked, as real cores do. */
+	/* The client is read through the umem and unchecked, as real cores do. */
 	if (peer->client->flags & PEER_MEM_INVALIDATE_UNMAPS) {
 		if (peer->state == MAPPED) {
 			untrim_sgl(peer);
@@ -691,9 +696,9 @@ static int invalidate_ticket(void *reg_handle, u64 core_context)
 }
 
 /*
- * The hook that a client with invalidation calls when its memory goes away.
- * Returns when the NIC does not touch the memory any more. Whether the client
- * then unmaps by itself is the UNMAPS flag's business.
+ * Stops the NIC. A client with invalidation calls this hook when its memory goes away. Returns when
+ * the NIC does not touch the memory any more. With the UNMAPS flag, the client then unmaps by
+ * itself.
  */
 static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 {
@@ -783,9 +788,8 @@ static const struct kobj_type client_type = {
 static struct kobject *peers_kobj;
 
 /*
- * Put when the list becomes empty. The folder itself stays until the last
- * client's umems are gone and with them that client's folder. Nobody can make a
- * second one meanwhile.
+ * Puts the folder when the list becomes empty. It stays until the last client's umems are gone, and
+ * with them that client's own folder. Nobody can make a second one meanwhile.
  */
 static void put_peers_kobj(void)
 {
@@ -830,7 +834,7 @@ static int add_sysfs(struct ib_peer_memory_client *client)
 	return ret;
 }
 
-/* debugfs: the same for the lab's tests, where there is no memory_peers */
+/* Shows the same in debugfs, for the lab's tests where there is no memory_peers. */
 static int clients_show(struct seq_file *seq, void *unused)
 {
 	struct ib_peer_memory_client *client;
@@ -957,7 +961,7 @@ void ib_unregister_peer_memory_client(void *reg_handle)
 	put_client(client);
 	wait_for_completion(&client->unused);
 	WARN_ON(!xa_empty(&client->tickets));
-	/* With it goes its folder, and so its name. */
+	/* The client goes, and with it its folder and its name. */
 	kobject_put(&client->kobj);
 }
 EXPORT_SYMBOL(ib_unregister_peer_memory_client);

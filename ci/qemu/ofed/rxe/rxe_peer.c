@@ -151,7 +151,7 @@ static atomic_t lose_mr;
  * umem is released with its mapping lock held (mr.c:2018-2024).
  */
 static atomic_t rereg_fail;
-/* Whose re-registration is to fail in this way. */
+/* The task whose re-registration is to fail in this way. */
 static struct task_struct *rereg_fails_for;
 /* The next n registrations ask for no invalidation, as a CQ or a DevX umem does. */
 static atomic_t no_invalidation;
@@ -187,7 +187,7 @@ bool rxe_peer_is_umem(const struct ib_umem *umem)
 	return ib_peer_lab_is_peer(umem);
 }
 
-/* Whose list it is, for messages. */
+/* Returns whose list it is, for messages. */
 static const char *owner(struct ib_umem *umem)
 {
 	return umem->is_dmabuf ? "of a dma-buf" : ib_peer_lab_client_name(umem);
@@ -197,8 +197,9 @@ static const char *owner(struct ib_umem *umem)
 #define PAGE_SIZES	GENMASK(31, PAGE_SHIFT)
 
 /*
- * An MR begins at its iova. A DevX umem has none; it begins anywhere in a page of the
- * NIC's adapter (devx.c:2277). A queue's choice of pages is left out, see above.
+ * Returns the page size that the NIC chooses. An MR begins at its iova. A DevX umem has none; it
+ * begins anywhere in a page of the NIC's adapter (devx.c:2277). How a queue chooses its pages is
+ * left out, see above.
  */
 static unsigned long best_page_size(struct ib_umem *umem, u64 iova, bool queue)
 {
@@ -207,7 +208,10 @@ static unsigned long best_page_size(struct ib_umem *umem, u64 iova, bool queue)
 	return ib_umem_find_best_pgsz(umem, PAGE_SIZES, iova);
 }
 
-/* Beside this only best_page_size() looks at the list. */
+/*
+ * Reads the sg list into a table of addresses. Beside this, only best_page_size() looks at the
+ * list.
+ */
 static struct rxe_peer_mr *read_sgl(struct ib_umem *umem, u64 iova, bool queue)
 {
 	unsigned long size = best_page_size(umem, iova, queue);
@@ -250,7 +254,7 @@ static struct rxe_peer_mr *read_sgl(struct ib_umem *umem, u64 iova, bool queue)
 	return peer;
 }
 
-/* Where a UMR will not do, mlx5 makes one key at a time (mr.c:1552). */
+/* Makes a key. mlx5 makes one at a time, where it cannot use a UMR (mr.c:1552). */
 static struct rxe_peer_mr *create_mkey(struct rxe_dev *rxe,
 				       struct ib_umem *umem, u64 iova,
 				       bool queue)
@@ -379,8 +383,8 @@ struct ib_mr *rxe_peer_reg_dmabuf(struct ib_pd *ibpd, u64 offset, u64 length,
 }
 
 /*
- * When this returns 0 without an internal error, no access runs and none will
- * start. Until fence_us are over the NIC goes on as before.
+ * Stops the NIC's accesses. When this returns 0 without an internal error, no access runs and none
+ * will start. Until fence_us are over, the NIC goes on as before.
  */
 static int fence(struct rxe_peer_mr *peer)
 {
@@ -467,8 +471,9 @@ void rxe_peer_mr_free(struct rxe_mr *mr)
 }
 
 /*
- * As mlx5: new memory and every change of a peer MR mean a new object. A
- * dma-buf has no address to make it of, and keeps its own.
+ * Returns whether a re-registration makes a new object. As with mlx5, new memory and every change
+ * of a peer MR do. An MR of a dma-buf keeps its object, because it has no address from which a new
+ * one could be made.
  */
 bool rxe_peer_rereg_recreates(struct rxe_mr *mr, int flags)
 {
@@ -480,7 +485,7 @@ bool rxe_peer_rereg_recreates(struct rxe_mr *mr, int flags)
 			    (flags & IB_MR_REREG_TRANS));
 }
 
-/* The DMA address of @iova, and how many bytes follow in its page. */
+/* Returns the DMA address of @iova, and in *@left how many bytes follow in its page. */
 static dma_addr_t dma_address(struct rxe_peer_mr *peer, u64 iova, u64 *left)
 {
 	u64 at = iova - peer->start + peer->into;
@@ -492,8 +497,8 @@ static dma_addr_t dma_address(struct rxe_peer_mr *peer, u64 iova, u64 *left)
 }
 
 /*
- * Begins an access: the DMA address of @iova and how many bytes of @length
- * follow in one page. A fence waits for it from then on. Or -EFAULT.
+ * Begins an access, for which a fence waits from then on. Finds the DMA address of @iova, and how
+ * many bytes of @length follow in one page. Returns 0 or -EFAULT.
  */
 static int access_begin(struct rxe_peer_mr *peer, u64 iova, size_t length,
 			dma_addr_t *addr, size_t *piece)
@@ -595,7 +600,7 @@ enum resp_states rxe_peer_atomic_write(struct rxe_mr *mr, u64 iova, u64 value)
 	return RESPST_NONE;
 }
 
-/* A NIC that is no PCI device, as there are on Arm machines. */
+/* Makes a NIC that is no PCI device, as there are on Arm machines. */
 static struct device *add_platform_device(void)
 {
 	struct platform_device *pdev;
@@ -642,7 +647,7 @@ int rxe_peer_add_dev(struct rxe_dev *rxe, struct net_device *ndev)
 	return ib_peer_lab_set_dma_device(&rxe->ib_dev, dev);
 }
 
-/* Also after a failed rxe_peer_add_dev(), or none. */
+/* Undoes rxe_peer_add_dev(), also after one that failed or was never called. */
 void rxe_peer_remove_dev(struct rxe_dev *rxe)
 {
 	struct device *dev = rxe->peer_initiator;
@@ -660,9 +665,9 @@ void rxe_peer_remove_dev(struct rxe_dev *rxe)
 }
 
 /*
- * Having this method is what lets the device go while a process has it open:
- * uverbs then destroys the objects itself. There is no hardware that user
- * space could still reach; its queues are memory, which lives until unmapped.
+ * Does nothing, but lets the device go while a process has it open: because there is this method,
+ * uverbs destroys the objects itself. There is no hardware that user space could still reach; its
+ * queues are memory, which lives until it is unmapped.
  */
 void rxe_peer_disassociate_ucontext(struct ib_ucontext *ibcontext)
 {
@@ -695,9 +700,9 @@ static int stats_show(struct seq_file *s, void *unused)
 DEFINE_SHOW_ATTRIBUTE(stats);
 
 /*
- * Each live MR of peer memory or a dma-buf. Of a dma-buf, addr is the offset.
- * cut_align is the largest power of two that divides every DMA address at which
- * two sg entries meet, 0 where none do.
+ * Lists each live MR of peer memory or a dma-buf. For a dma-buf, addr is the offset. cut_align is
+ * the largest power of two that divides every DMA address at which two sg entries meet, 0 where
+ * none do.
  */
 static int mrs_show(struct seq_file *s, void *unused)
 {
@@ -723,7 +728,9 @@ static int mrs_show(struct seq_file *s, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(mrs);
 
-/* Each 64 KiB of each MR: what the NIC puts on the bus, what comes out (0: a fault). */
+/*
+ * Lists for each 64 KiB of each MR what the NIC puts on the bus, and what comes out (0: a fault).
+ */
 static int translations_show(struct seq_file *s, void *unused)
 {
 	struct iommu_domain *domain;
@@ -764,9 +771,9 @@ static const struct file_operations reset_fops = {
 };
 
 /*
- * The kernel reads the first bytes of a umem by its pages, as mlx5 reads the
- * work queue of a QP or SRQ when it handles a page fault. Write an lkey; the
- * write fails with the errno of ib_umem_copy_from().
+ * Reads the first bytes of a umem by its pages, as mlx5 reads the work queue of a QP or SRQ when it
+ * handles a page fault. The file takes an lkey; the write fails with the errno of
+ * ib_umem_copy_from().
  */
 static ssize_t copy_from_write(struct file *file, const char __user *buf,
 			       size_t count, loff_t *pos)

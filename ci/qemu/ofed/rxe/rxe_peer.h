@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Regions of rdma_rxe that are memory of another PCI device, a peer client's or
- * a dma-buf's: what rxe's own files call (rxe_peer.c).
+ * Declares what rxe's own files call in rxe_peer.c, for regions that are memory of another PCI
+ * device: a peer client's or a dma-buf's.
  */
 #ifndef RXE_PEER_H
 #define RXE_PEER_H
 
 #include <linux/version.h>
 
-/* The umem of a user MR: host memory, or a peer client's. */
+/* Returns the umem of a user MR: host memory, or memory of a peer client. */
 struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
 				  u64 start, u64 length, int access);
 
-/* Is that a peer client's? */
+/* Returns whether a umem is memory of a peer client. */
 bool rxe_peer_is_umem(const struct ib_umem *umem);
 
-/* Takes over @umem, also when it fails. */
+/* Makes an MR. Takes over @umem, also when it fails. */
 int rxe_peer_mr_init(struct rxe_dev *rxe, struct rxe_mr *mr,
 		     struct ib_umem *umem);
 
@@ -27,19 +27,27 @@ struct ib_mr *rxe_peer_reg_dmabuf(struct ib_pd *ibpd, u64 offset, u64 length,
 #endif
 				  struct uverbs_attr_bundle *attrs);
 
-/* The next four do nothing to an MR of host memory. */
+/*
+ * Arms the notifier of an MR. This function and the next three do nothing to an MR of host memory.
+ */
 void rxe_peer_mr_activate(struct rxe_mr *mr);
-/* An error: the NIC could not be stopped, and the MR stays as it is. */
+/* Stops the NIC. On an error it could not be stopped, and the MR stays as it is. */
 int rxe_peer_mr_stop(struct rxe_mr *mr);
-/* Before the umem is released: whoever reads the list reads the umem, too. */
+/*
+ * Takes the MR off the list. This comes before the umem is released, because whoever reads the list
+ * reads the umem, too.
+ */
 void rxe_peer_mr_unlist(struct rxe_mr *mr);
-/* After it: until then an invalidation may still come. */
+/*
+ * Frees what belongs to the MR. This comes after the umem was released: until then an invalidation
+ * may still come.
+ */
 void rxe_peer_mr_free(struct rxe_mr *mr);
 
-/* Does this ibv_rereg_mr() need a new MR object? */
+/* Returns whether this ibv_rereg_mr() needs a new MR object. */
 bool rxe_peer_rereg_recreates(struct rxe_mr *mr, int flags);
 
-/* Accesses; the range was checked against the MR's for the first one only. */
+/* Access memory. The range was checked against the MR's for the first of them only. */
 int rxe_peer_copy(struct rxe_mr *mr, u64 iova, void *addr, unsigned int length,
 		  enum rxe_mr_copy_dir dir);
 enum resp_states rxe_peer_atomic_op(struct rxe_mr *mr, u64 iova, int opcode,

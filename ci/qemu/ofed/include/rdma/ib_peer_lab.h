@@ -12,21 +12,21 @@
 struct device;
 struct ib_device;
 
-/* Is it of a peer client's memory? */
+/* Returns whether a umem is memory of a peer client. */
 static inline bool ib_peer_lab_is_peer(const struct ib_umem *umem)
 {
 	return umem->is_peer;
 }
 
 /*
- * Clients of @ibdev's umems get @dma_device, not ibdev->dma_device: rdma_rxe
- * leaves that NULL, which means "virtual DMA" to the rest of the stack and
- * must stay so for host memory. NULL forgets the entry. -ENOMEM.
+ * Gives clients of @ibdev's umems @dma_device in place of ibdev->dma_device: rdma_rxe leaves that
+ * NULL, which means "virtual DMA" to the rest of the stack and must stay so for host memory. NULL
+ * forgets the entry. Returns 0 or -ENOMEM.
  */
 int ib_peer_lab_set_dma_device(struct ib_device *ibdev,
 			       struct device *dma_device);
 
-/* Name of the client that owns this peer umem. */
+/* Returns the name of the client that owns this peer umem. */
 const char *ib_peer_lab_client_name(struct ib_umem *umem);
 
 /* Hold point "nic_mkey": the NIC is about to make a key for this peer umem. */
