@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# What counters and tracepoints cost, in instructions: builds the module for the lab's fast kernel
-# as it is and with the patches of this folder, and measures these builds by turns in one boot whose
-# clock counts instructions (suite cost). Prints a table (instructions for ibv_reg_mr and
+# Measures what counters and tracepoints cost, in instructions. Builds the module for the lab's fast
+# kernel as it is and with the patches of this folder, and measures these builds by turns in one
+# boot whose clock counts instructions (suite cost). Prints a table (instructions for ibv_reg_mr and
 # ibv_dereg_mr, median) and fails where, beside a provider that costs what a V100's does, a
 # registration is more than 2 % slower than without either. `make bench-cost` builds that kernel
 # first.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# announce.sh [arm64]: what `make demo` is about to do, how long that takes here, and how much it
-# downloads.
+# announce.sh [arm64]: says what `make demo` is about to do, how long that takes here, and how much
+# it downloads.
 set -eu
 cache=${NVPM_CACHE:-${XDG_CACHE_HOME:-${HOME:?is not set: set NVPM_CACHE}/.cache}/nvidia-peermem}
 cores=$(nproc)

@@ -21,12 +21,12 @@ export NVPM_CACHE="${NVPM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/nvidia-peermem}
 apt_update >&2
 dir=$(mktemp -d /var/tmp/bench-cold.XXXXXX)
 page=docs/results/cold/${suite}.md
-# This machine's own /dev is below the folder.
+# The folder has this machine's own /dev mounted.
 trap 'umount -R -l "$dir/root/proc" "$dir/root/dev" 2>/dev/null || true; rm -rf --one-file-system "$dir" "$page.new"' EXIT
 mount --make-rprivate /
 grep -E "^deb .* $suite(-security|-backports)? " "$apt/sources.list" |
 	mmdebstrap --quiet --variant=minbase --include=make,git,ca-certificates "$suite" "$dir/root" -
-# The network as this machine has it: its names, and whom it trusts.
+# The new machine uses this machine's network, with its names and certificates.
 cp -L /etc/resolv.conf "$dir/root/etc/"
 cp -L /etc/ssl/certs/ca-certificates.crt "$dir/root/etc/ssl/certs/"
 git clone --quiet --no-local . "$dir/root/root/nvidia-peermem"

@@ -19,7 +19,7 @@ flock -n 9 || {
 	echo "  build lab: another checkout is at it, waiting ($cache/lab/.lock)" >&2
 	flock 9
 }
-# The first time it takes a while, in which it says what it is at.
+# The first build takes a while, so it prints what it is doing.
 quiet=--quiet
 [ -e "$cache/lab/debug/lab" ] || quiet=
 NVPM_TARGET=$cache/lab "$checkout/ci/cargo.sh" ci/qemu build $quiet --locked -p lab -p $program 9>&- || {

@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Format, lints and tests of the module's Rust and of every program here, as far as they need no
-# kernel tree. Of the models only the small searches: the long ones belong to `make test`. In:
-# cargo, and the folder for what it builds.
+# Checks format and lints of the module's Rust and of every program here, and runs their tests, as
+# far as they need no kernel tree. It runs the small searches of the models only: the long ones
+# belong to `make test`. In: cargo, and the folder for what it builds.
 set -eu
 cargo=$1
 export CARGO_TARGET_DIR="$2"
 rustfmt --check src/peer_client.rs samples/edu-dma/edu_dma.rs
-# Not by git, which may be missing, or refuse a clone of another user.
+# Folders are not listed by git, which may be missing, or refuse a clone of another user.
 locks=$(find . \( -name target -o -name build -o -name deps -o -name .git \) -prune -o -name Cargo.lock -print | sort)
 [ -n "$locks" ] || {
 	echo "check: there is no Cargo.lock below $PWD, so there is nothing to check: is this the whole source?" >&2

@@ -56,17 +56,17 @@ built_for() { # FILE KERNEL
 	of=$(echo "$1" | sed -n 's:.*/lib/modules/\([^/]*\)/.*:\1:p')
 	echo "${of:-$2}"
 }
-# Whether no symbol has one version in a Module.symvers and another in a second list of them: a
-# file, or - for standard input.
+# Succeeds if no symbol has one version in a Module.symvers and another one in a second list, which
+# is a file, or - for standard input.
 agree() { # MODULE_SYMVERS LIST
 	[ -z "$(awk '
 		{ sub(/^0x0*/, "", $1) }
 		NR == FNR { has[$2] = $1; next }
 		$2 in has && has[$2] != $1 { print $2; exit }' "$1" "$2")" ]
 }
-# Whether no symbol that a module's file wants has another version in a Module.symvers. The file must
-# be of the same build as what exports them: then a difference says that the versions are another
-# build's.
+# Succeeds if no symbol that a module's file wants has another version in a Module.symvers. The file
+# must be of the same build as what exports them: then a difference says that the versions are
+# another build's.
 versions_fit() { # FILE MODULE_SYMVERS
 	# An empty list would be taken for the other one.
 	[ -n "$1" ] && [ -s "$2" ] || return 0
@@ -76,7 +76,7 @@ versions_fit() { # FILE MODULE_SYMVERS
 # Prints the folders in which OFED may have left what the RDMA core of a kernel was built with, the
 # best first.
 core_folders() { # ROOT ARCH KERNEL
-	# What OFED has left is then of an attempt, or of another kernel of that name.
+	# What OFED has left is then from an attempt, or from another kernel of that name.
 	if [ "$(modinfo ${1:+-b "$1"} -k "$3" -n ib_core 2>/dev/null)" = "(builtin)" ]; then
 		note "kernel $3 has its RDMA core built in, so no OFED takes its place"
 		return
@@ -87,7 +87,7 @@ core_folders() { # ROOT ARCH KERNEL
 	for dir in "$1"/usr/src/ofa_kernel "$1"/usr/src/ofa_kernel-dkms; do
 		for part in "$2/$of" "$of" default; do
 			folder=$(inside "$1" "${dir#"$1"}/$part") || continue
-			# `default` is of the last kernel that OFED was built for.
+			# `default` belongs to the last kernel that OFED was built for.
 			theirs=$(release_in "${folder#"$1"}")
 			[ -n "$theirs" ] || theirs=$(configured_for "$folder" || true)
 			if [ "${theirs:-$of}" = "$of" ]; then
@@ -138,7 +138,7 @@ table_of_exports() ( # SYMBOLS FILE
 		{ name = $NF; kind = sub(/^__crc_/, "", name) ? "crc" : sub(/^__ksymtab_/, "", name) ? "name" : "" }
 		kind != "" && name ~ symbols { print kind, $1, $(NF - 2), name }' | sort | while read -r kind value section name; do
 		case $kind-$section in
-		# Again without a version, for symbols that have none.
+		# The same is printed without a version, for symbols that have none.
 		name-*) echo "0x00000000	$name" ;;
 		crc-\*ABS\*) echo "0x${value#????????}	$name" ;;
 		*)
@@ -169,7 +169,8 @@ exported_versions() { # SYMBOLS FILE [USER]
 		'$2 ~ symbols && $1 !~ /^0x0*$/ && !seen[$2]++ { printf "%s\t%s\t%s\tEXPORT_SYMBOL\t\n", $1, $2, module }'
 }
 
-# What /etc/os-release says of a root: its ID, and whose family it names. OS_RELEASE is another file.
+# Prints what /etc/os-release says of a root: its ID, and the family that it names. OS_RELEASE names
+# another file.
 os_release() { # ROOT FIELD
 	sed -n "s/^$2=//p" "${OS_RELEASE:-$1/etc/os-release}" 2>/dev/null | tr -d '"'
 }

@@ -14,7 +14,7 @@ prefix=$root${PREFIX:-/usr/local}
 tools=${TOOLS:-}
 override=$root/etc/depmod.d/nvidia-peermem-rust.conf
 
-# The last build's own words.
+# These are the notes of the last build.
 PREFLIGHT_UNCHECKED=
 [ ! -r "${OUT:-}/preflight.env" ] || . "$OUT/preflight.env"
 
@@ -42,7 +42,8 @@ put_tools() {
 	for file in "$tools"/*; do
 		name=${file##*/}
 		to=$prefix/$(place "$name")/$(called "$name")
-		# Beside what is there, which stays whole where the disk is full. A program that runs keeps its file.
+		# Copies a file beside the one that is there, and then renames it: the old file
+		# stays whole if the disk is full, and a program that runs keeps its file.
 		error=$({ mkdir -p "${to%/*}" && rm -rf "$to.new" && cp -R "$file" "$to.new" && for_here "$to.new"; } 2>&1) &&
 			error=$({ aside "$to" && mv -T "$to.new" "$to"; } 2>&1) && rm -rf "$to.old" && continue
 		rm -rf "$to.new" 2>/dev/null || true
@@ -56,20 +57,20 @@ put_tools() {
 aside() { # FOLDER
 	[ ! -d "$1" ] || { rm -rf "$1.old" && mv -T "$1" "$1.old"; }
 }
-# What names the program where packages put it names the one that is installed here.
+# Units name the program where packages put it. Here they get the name of the one that is installed.
 for_here() { # FILE
 	case $1 in
 	*/node-problem-detector.json.new) sed -i "s|/usr/bin/peermemctl|${prefix#"$root"}/bin/peermemctl|" "$1" ;;
 	esac
 }
 
-# The kernels that have the module.
+# Prints the kernels that have the module.
 having() {
 	for module in "$root"/lib/modules/*/"$dir"; do
 		[ ! -e "$module" ] || basename "${module%"/$dir"}"
 	done
 }
-# Which kernel `uninstall` is for: KDIR may have gone since, or hold another.
+# Prints the kernel that `uninstall` is for: KDIR may have gone since, or hold another one.
 release() {
 	if [ -r "${OUT:-}/preflight.env" ]; then
 		. "$OUT/preflight.env"
@@ -90,7 +91,7 @@ tools)
 	exit
 	;;
 writable)
-	# Before kbuild says so in words of mkdir.
+	# Otherwise kbuild would report it, in words of mkdir.
 	for folder in "$root/lib/modules" "$root/etc"; do
 		mkdir -p "$folder" 2>/dev/null && [ -w "$folder" ] || {
 			echo "install: $folder cannot be written: run make install as root, or name another root: INSTALL_MOD_PATH=<dir>" >&2
@@ -124,19 +125,19 @@ uninstall)
 		rm -f "$prefix"/lib/systemd/system/peermemctl-metrics.service "$prefix"/lib/systemd/system/peermemctl-metrics.timer
 		rm -rf "$prefix/share/peermemctl"
 	fi
-	# That kernel may have gone, too.
+	# That kernel itself may have gone, too.
 	[ -d "$root/lib/modules/$kver" ] || exit 0
 	;;
 esac
 # Below another root depmod would read this machine's configuration.
 depmod ${root:+-b "$root" -C "$root/etc/depmod.d"} "$kver"
-# After that: whatever fails here, modprobe takes our module.
+# This comes last: whatever fails here, modprobe takes our module.
 [ "$1" = uninstall ] || put_tools
 won=$(modinfo ${root:+-b "$root"} -k "$kver" -n nvidia-peermem 2>/dev/null || echo "no file")
 echo "$1: modprobe nvidia-peermem on kernel $kver now loads $won"
 case $1-$won in
 install-*/$dir/*)
-	# It was built for another one.
+	# The module was built for another kernel.
 	running=$(uname -r)
 	[ -n "$root" ] || [ "$kver" = "$running" ] ||
 		echo "install: that is not the running kernel $running: for it make KDIR=/lib/modules/$running/build, and make install"

@@ -8,13 +8,13 @@ grep -qsE '^CONFIG_(X86_KERNEL_IBT|ARM64_BTI_KERNEL)=y' "$KDIR/include/config/au
 . "${0%/*}/tool.sh"
 objdump=$(tool objdump "${OBJDUMP:-}")
 readelf=$(tool readelf "${READELF:-}")
-# Into variables: in a pipe nobody would see a tool that fails.
+# The results go into variables: in a pipe nobody would see a tool that fails.
 code=$("$objdump" -d --no-show-raw-insn "$1")
 sections=$("$readelf" -SW "$1")
 symbols=$("$readelf" -sW "$1")
 relocations=$("$readelf" -rW "$1")
-# A place is a section's name and an offset in it. First where a landing pad is, then the functions,
-# then what refers to one: as an address in data, or as an operand in code.
+# A place is a section's name and an offset in it. Reads first where a landing pad is, then the
+# functions, then what refers to one: an address in data, or an operand in code.
 found=$({
 	echo "$code" | awk '
 		/^Disassembly of section/ { section = $4; sub(/:$/, "", section); next }

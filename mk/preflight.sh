@@ -33,10 +33,10 @@ option() {
 	sed -n "s/^$1=\"\{0,1\}\([^\"]*\)\"\{0,1\}\$/\1/p" "$config"
 }
 kver=$(sh "$here/kernel-release.sh" "$KDIR")
-# Whatever an earlier call built is not what this one was told.
+# What an earlier call built was not built with the settings of this one.
 rm -f "$OUT/built"
 
-# What the kernel is for, in words of Kbuild and of uname -m.
+# The architecture of the kernel, in words of Kbuild and of uname -m.
 arch=$(uname -m) kernel_arch= cross=${CROSS_COMPILE:-}
 if [ "$(option CONFIG_X86_64)" = y ]; then
 	kernel_arch=x86
@@ -75,7 +75,7 @@ esac
 built_by=$(option CONFIG_CC_VERSION_TEXT)
 [ -z "$llvm" ] || command -v "$compiler" >/dev/null ||
 	die "there is no $compiler, and kernel $kver is built by clang ($built_by): install clang and lld of that version, or name others: make LLVM=-<version>"
-# What arm64's kernel asks of everything that runs in it.
+# Fails unless the compiler knows the flags that arm64's kernel asks of everything that runs in it.
 asked() { # OPTION FLAGS
 	# shellcheck disable=SC2086
 	[ "$(option "$1")" != y ] || $compiler ${llvm:+--target=aarch64-linux-gnu} $2 -x c -c -o "$OUT/asked.o" /dev/null 2>/dev/null ||
@@ -89,7 +89,7 @@ if [ "$kernel_arch" = arm64 ]; then
 	asked CONFIG_ARM64_PTR_AUTH_KERNEL -mbranch-protection=pac-ret
 fi
 
-# Where the crate `kernel` comes from: the kernel's own wherever that is possible, else kernel-lite
+# Chooses the crate `kernel`: the kernel's own wherever that is possible, else kernel-lite
 # (docs/kernel-lite.md).
 nvidia_ko=
 for dir in $NVIDIA; do
@@ -140,7 +140,7 @@ else
 fi
 get_rustc=$(package_of '' rustc)
 get_rustc="${get_rustc:+$get_rustc, or, where that is older, }install one with rust-src, by rustup or a newer package of your distribution"
-# Whether kernel-lite can be built by it.
+# Succeeds if this rustc can build kernel-lite.
 usable() { # RUSTC
 	minor=$("$1" --version 2>/dev/null | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
 	[ "${minor:-0}" -ge 85 ] && [ -r "$("$1" --print sysroot)/lib/rustlib/src/rust/library/core/src/lib.rs" ]
@@ -163,8 +163,8 @@ ours=$("$RUSTC" --version 2>/dev/null) ||
 sysroot=$("$RUSTC" --print sysroot)
 theirs=$(option CONFIG_RUSTC_VERSION_TEXT)
 
-# "make RUSTC=<path>, or ", if PATH has another rustc behind this one that kernel-lite can be built
-# by.
+# Prints "make RUSTC=<path>, or " if PATH has another rustc behind this one that can build
+# kernel-lite.
 other_rustc() {
 	for rustc in $(echo "$PATH" | tr : '\n' | sed 's:$:/rustc:'); do
 		if usable "$rustc"; then
@@ -199,8 +199,9 @@ ask_kernel() {
 		esac
 	fi
 }
-# Sets no_lite to why kernel-lite cannot be built, with what to do about it. Where nothing but its crates
-# is missing, that is in no_deps and told last: what is wrong with the neighbours takes longer to mend.
+# Sets no_lite to why kernel-lite cannot be built, with what to do about it. If nothing but its
+# crates is missing, no_deps has that, and it is printed last: what is wrong with the neighbours
+# takes longer to mend.
 ask_lite() {
 	no_lite='' no_deps=''
 	minor=$(echo "$ours" | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
@@ -264,7 +265,7 @@ if [ "$series" -lt 6013 ]; then
 	done
 fi
 
-# Which files say what the neighbours export. All are optional: the references are weak.
+# Finds the files that say what the neighbours export. All are optional: the references are weak.
 symvers= unchecked= missing=
 first_with() { # symbol, files...
 	symbol=$1
@@ -276,8 +277,9 @@ first_with() { # symbol, files...
 		fi
 	done
 }
-# The first of some folders whose Module.symvers has a symbol, and versions that fit the neighbour's own
-# modules: the one that wants its exports or, where there is none, a list of what it exports itself.
+# Prints the first of some folders whose Module.symvers has a symbol, and versions that fit the
+# neighbour's own modules: those of a module that wants its exports or, if there is none, of a list
+# of what it exports itself.
 first_fitting() { # symbol, the user's file, the list, folders...
 	symbol=$1 own=$2 list=$3
 	shift 3
@@ -338,7 +340,7 @@ for dir in $NVIDIA; do
 	found=${found:-$(first_with nvidia_p2p_get_pages "$dir/Module.symvers")}
 done
 named=$found
-# Of the driver that this kernel would load, if several are there.
+# Takes the driver that this kernel would load, if several are there.
 nvidia_version=$(modinfo -k "$kver" -F version "$nvidia" 2>/dev/null | head -n 1)
 nvidia_src=$([ -z "$nvidia_version" ] || driver_folders '' "$arch" "$kver" "$nvidia" "$nvidia_version")
 # The driver's own user of its exports.

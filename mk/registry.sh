@@ -32,7 +32,7 @@ exec 3>&1
 		case $line in
 		*"download of "* | *"failed to download "* | *"curl failed"*) fetching=y ;;
 		esac
-		# The last one is the cause of all others.
+		# The last error is the cause of all others.
 		[ -z "$line" ] || cause=$line
 	done
 	if [ -n "$fetching" ]; then

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# The user-space libraries, with header, pkg-config file and man page. mk/user.sh build CARGO OUT:
-# builds them into a folder. mk/user.sh install OUT PREFIX LIBDIR ROOT: puts what was built where
-# programs and compilers look, below ROOT.
+# Builds or installs the user-space libraries, with header, pkg-config file and man page. mk/user.sh
+# build CARGO OUT: builds them into a folder. mk/user.sh install OUT PREFIX LIBDIR ROOT: puts what
+# was built where programs and compilers look, below ROOT.
 set -eu
 user=$(cd "$(dirname "$0")/../user" && pwd)
 

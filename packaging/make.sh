@@ -23,8 +23,9 @@ dist() {
 	mkdir -p "$stage/$name"
 	if [ -d .git ] || [ -f .git ]; then
 		SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
-		# The working tree as a commit; nothing if that is the last one.
-		# It fails where a file has a new time alone, unless the index knows.
+		# `git stash create` prints a commit of the working tree, or nothing if that is the
+		# last commit. It fails if only the time of a file is new, unless the index was
+		# refreshed.
 		git update-index -q --refresh || true
 		tree=$(git stash create)
 		[ -z "$tree" ] || echo "make $kind: with changes since the last commit" >&2
@@ -108,7 +109,7 @@ EOF
 		tail -n 20 "$out/deb.log" >&2
 		exit 1
 	}
-	# Packages of other versions stay.
+	# Packages of other versions are kept.
 	find "$out/deb" -maxdepth 1 -name '*.deb' -exec mv -t "$out/" {} +
 	ls "$out"/*_"$version"-1_*.deb
 }

@@ -35,7 +35,8 @@ package = $(foreach name,$(1),$(shell dpkg-query -W -f='$${Package} $${Version}'
 # Other people's sources. Newest of a known series on the first run, and that one from then on.
 
 LINUX := 7.2
-# Without the lab's RDMA stack and GPU, which are not made for them: one small module stands in.
+# These kernels have neither the lab's RDMA stack nor its GPU, which are not made for them: one
+# small module stands in for both.
 BARE := debian-7.3 debian-7.3-arm64 debian-7.3-arm64-16k debian-6.1 debian-6.1-arm64 debian-5.10
 DEBIAN := debian-6.12 debian-6.12-arm64 debian-6.12-arm64-16k $(BARE)
 own := $(filter-out $(DEBIAN),$(KERNEL))
@@ -89,7 +90,7 @@ ucx-source:
 rdma-core-source:
 	@$(keep) sources/rdma-core-source --in-place --verb fetch =56.1 -- $(q)/fetch.sh rdma-core 56.1
 
-# Only its header is used. The hash is PyPI's own, of the x86-64 wheel.
+# Of this wheel only the header is used. The hash is PyPI's own, of the wheel for x86-64.
 cuda := nvidia-cuda-runtime-cu12==12.8.90
 cuda-sha256 := adade8dcbd0edf427b7204d480d6066d33902cab2a4707dcfc48a2d0fd44ab90
 cuda_h:
@@ -100,13 +101,13 @@ nixl-source := nixl-cu12==1.5.1 341d0dfa499f941c054614252f1d8047d1380e33f29c8770
 libucx-source := libucx-cu12==1.22.0 5cbbef0c140a0a158ae3486089af659b38822b2234cd3dc90ba40a5e6553402a
 mooncake-source := mooncake-transfer-engine==0.3.13.post1 81e6d425a097b4915bdc9efbe2fe89d779dc2bd70e48a5a69c248cc9b250bafe
 wheels := nixl-source libucx-source mooncake-source
-# Headers alone are used.
+# Of these wheels only headers are used.
 nvcc-source := nvidia-cuda-nvcc-cu12==12.8.93 2d6dc36fb7cb5ac9c0b8825bc13d193c35487a315664007287d0126531238011
 nvml_h := nvidia-nvml-dev-cu12==12.8.90 051ea91b21d08447d1c6bb0f6f7b3c50339e79d45ef60ae1f71ac800ca0b2f6e
 wheel = $(keep) sources/$@ --in-place --verb fetch "=$($@)" -- $(q)/fetch.sh wheel $($@)
 nvcc-source nvml_h:
 	@$(wheel)
-# One that cannot be had is missing on the disk of programs, and their tests are skipped by name.
+# A wheel that cannot be had is missing on the disk of programs, and its tests are skipped by name.
 $(wheels):
 	@$(wheel) || { rm -f $(S)/$@; echo "$(firstword $($@)) cannot be had: the tests that run it are skipped"; }
 
@@ -114,16 +115,17 @@ BINDGEN := 0.72.1
 bindgen:
 	@$(keep) sources/bindgen --in-place =$(BINDGEN) -- $(q)/fetch.sh bindgen $(BINDGEN)
 
-# What `make dist` makes SBOMs by.
+# The program by which `make dist` makes SBOMs.
 sbom4rust:
 	@$(keep) sources/sbom4rust --in-place --verb fetch "=0.6.0 $(call version,python3)" -- $(q)/fetch.sh sbom4rust 0.6.0
 
-# Kubernetes' schemas, and what holds a manifest against them.
+# Kubernetes' schemas, and the program that compares a manifest with them.
 kubernetes-validate:
 	@$(keep) sources/$@ --in-place --verb fetch "=1.37.0 $(call version,python3)" -- $(q)/fetch.sh $@ 1.37.0 || { \
 		rm -f $(S)/$@; echo "$@ cannot be had: the test that runs it is skipped"; }
 
-# As a user of a kernel without Rust gets them: pin-init and what it is made with, for kernel-lite.
+# The crates of kernel-lite, pin-init and what it is made with, as a user of a kernel without Rust
+# gets them.
 deps := $(CACHE)/kernel-lite-deps
 deps:
 	@$(MAKE) -s deps DEPS=$(deps) >/dev/null
@@ -189,7 +191,8 @@ gpu: kernel pcie $(front)
 gpu-newest: kernel pcie nvidia_front_newest
 	$(call build-gpu,nvidia_front_newest)
 
-# What NVIDIA's front does not do; always on Debian's, for which it is made.
+# The odd flavour does what NVIDIA's front does not do. It is always built on the front of Debian's
+# package, for which it is made.
 gpu-odd: kernel pcie nvidia_front
 	$(call build-gpu,nvidia_front,NVLAB_ODD=1)
 
@@ -240,7 +243,7 @@ ours-newest: kernel ofed gpu-newest nvidia_c-source deps
 ours-tegra: kernel tegra deps
 	@$(filter-out --no-warnings,$(module)) $(ours-of) $(deps) $(K)/tegra -- $(make-in) . OFED=$(CURDIR)/$(K)/tegra/core DEPS=$(deps)
 
-# NVIDIA's C module, as it is.
+# NVIDIA's C module, unchanged.
 nvidia_c: kernel ofed gpu $(theirs)
 	@$(keep) $(KERNEL)/$@ "=$(compilers)" $(K)/kernel $(call symbols,ofed gpu) $(S)/$(theirs) $(q)/nvidia_c.sh -- \
 		$(q)/nvidia_c.sh $(S)/$(theirs) $(K) $(kbuild)
@@ -288,14 +291,14 @@ guest:
 peermemctl:
 	@$(program) $(addprefix tools/peermemctl/,src Cargo.toml Cargo.lock) tools/proc VERSION $(built) tools/peermemctl $@
 
-# For unmodified programs (docs/dma-buf.md).
+# The preload library for unmodified programs (docs/dma-buf.md).
 preload:
 	@$(program) user/gpumr user/gpumr-preload user/Cargo.toml user/Cargo.lock $(built) user/gpumr-preload libgpumr_preload.so
 
 profile:
 	@$(program) $(workspace) $(q)/profile $(built) $(q)/profile libprofile.so
 
-# With CUDA, linked against the stand-in.
+# perftest with CUDA, linked against the stand-in.
 perftest: perftest-source cuda_h libcuda
 	@$(keep) $(P:build/lab/%=%)/$@ $(S)/perftest-source $(S)/cuda_h $(q)/perftest.sh $(if $(cross),$(q)/cross.sh) \
 		$(call libraries,libibverbs-dev librdmacm-dev libc6-dev) -- \
@@ -326,7 +329,7 @@ disk: $(wheels)
 		"=$(call package,squashfs-tools libstdc++6 libssl3 libnuma1 libcurl4 ibverbs-providers)" -- \
 		$(q)/disk.sh $(had)
 
-# First what the others are linked with.
+# The list begins with what the others are linked with.
 programs := rdma-core guest peermemctl preload nvlab-selftest cuda-selftest libcuda perftest
 ifneq ($(cross),)
 $(programs): sysroot-$(cross)

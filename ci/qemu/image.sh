@@ -21,7 +21,7 @@ umask 022
 mkdir -p "$root"/{usr/{bin,sbin,lib64,lib/systemd},"$lib",etc/{modprobe.d,libibverbs.d},proc,sys,dev,run,tmp,root,var}
 for dir in bin sbin lib lib64; do ln -s "usr/$dir" "$root/$dir"; done
 
-# Where this Debian has a program.
+# Prints where this Debian has a program.
 program() { # NAME
 	if [ -z "$cross" ]; then
 		command -v "$1"
@@ -32,7 +32,8 @@ program() { # NAME
 	fi
 }
 
-# The libraries that a program needs, directly or by others, as ldd writes it. ldd would run it.
+# Prints the libraries that a program needs, directly or by others, as ldd would print them. ldd
+# would run the program.
 libraries() { # FILE
 	if [ -z "$cross" ]; then
 		ldd "$1" 2>/dev/null
@@ -64,8 +65,8 @@ not_in_image() {
 	done
 	return $any
 }
-# Copies a program or library and every library that it needs, unless it is there already:
-# libibverbs is, and one of this machine's is not the lab's. Nor is its libcuda.
+# Copies a program or library and every library that it needs, unless the image has it already: its
+# libibverbs and libcuda are the lab's, and must not be replaced by this machine's.
 add() { # FILE [PATH IN THE IMAGE]
 	[ -e "$1" ] || {
 		echo "image: $1 is missing: is its package installed? (ci/bootstrap.sh)" >&2
@@ -105,8 +106,8 @@ for applet in $(busybox --list); do
 done
 echo 'driver rxe' >"$root/etc/libibverbs.d/rxe.driver"
 
-# Of rdma-core the lab's, except where programs are linked with the insides of this machine's, and
-# where nothing needs what is patched.
+# Takes the lab's rdma-core, except for programs that are linked with the insides of this machine's,
+# and for images that need no patched part.
 case $also in
 consumers | demo)
 	programs=${programs/rdma-core/}
@@ -145,7 +146,7 @@ case $also in
 "" | demo | built) ;;
 programs)
 	ln -sfn "$(realpath "$built/disk/bin/disk.squashfs")" "$k/image-$name.disk"
-	# Where a libibverbs that comes with a program looks for the NIC's driver.
+	# A libibverbs that comes with a program looks here for the NIC's driver.
 	ln -s "../${lib#/usr/}/libibverbs" "$root/usr/lib64/libibverbs"
 	;;
 consumers)
@@ -159,7 +160,7 @@ consumers)
 	python=$(python3 -Ic 'import os; print(os.path.dirname(os.__file__))')
 	add "$(realpath /usr/bin/python3)" /usr/bin/python3
 	tree "$python"
-	# No test imports these.
+	# No test imports these modules.
 	(cd "$root$python" && rm -rf test idlelib tkinter turtledemo lib2to3 ensurepip distutils pydoc_data \
 		EXTERNALLY-MANAGED config-*)
 	tree /usr/lib/python3/dist-packages/pyverbs
@@ -170,7 +171,7 @@ consumers)
 		exit 1
 	}
 	cp -rL "$docs" "$root/$tests"
-	# For hardware that is not here: they could only be skipped.
+	# These tests are for hardware that is not here: they could only be skipped.
 	rm -f "$root/$tests"/test_mlx5* "$root/$tests"/test_efa*
 	gz=("$root/$tests"/*.gz)
 	[ -z "${gz[*]}" ] || gzip -d "${gz[@]}"
@@ -186,7 +187,8 @@ mkdir -p "$at/kernel" "$at/updates"
 	cp modules.order modules.builtin modules.builtin.modinfo "$at/")
 for part in $modules; do
 	to=$at/updates
-	# Not for modprobe, unless a test says so; it needs what lies beside it.
+	# The kernel's own RDMA stack ("mainline") lies where modprobe does not look: tests load it
+	# by name. It needs lab_pcie.ko beside it.
 	[ "$part" != mainline ] || { to=$root/usr/lib/mainline && mkdir -p "$to" && cp "$at/updates/lab_pcie.ko" "$to"; }
 	find -L "$k/$part" -name '*.ko' -exec cp -t "$to" {} +
 done
@@ -196,8 +198,8 @@ find "$root/usr/lib" -path "$at/kernel" -prune -o -name '*.ko' -exec "${cross:+$
 depmod -b "$root" "$release"
 
 if [ "${name%%-*}" = installed ]; then
-	# What README says: `make`, and then `make install` by root, who has another home and finds
-	# what was built in the build folder.
+	# Installs as README says: `make`, and then `make install` by root, who has another home and
+	# finds what was built in the build folder.
 	neighbours="OFED=$PWD/$k/ofed NVIDIA=$PWD/$k/gpu"
 	[ ! -e "$k/bare" ] || neighbours="OFED=$PWD/$k/bare NVIDIA=$PWD/$k/bare"
 	out=OUT=$PWD/$k/work/installed
@@ -206,7 +208,7 @@ if [ "${name%%-*}" = installed ]; then
 		# shellcheck disable=SC2086
 		make "$out" "KDIR=$PWD/$k/kernel/build" $neighbours
 		env -u NVPM_CACHE HOME=/nonexistent make install "$out" "INSTALL_MOD_PATH=$root"
-		# And what the packages have besides.
+		# The packages have these files besides.
 		add "$(command -v udevadm)" /usr/bin/udevadm
 		ln -s ../../bin/udevadm "$root/usr/lib/systemd/systemd-udevd"
 		install -D -t "$root/usr/lib/udev/rules.d" packaging/dkms/*.rules

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# ucx.sh SOURCE CUDA_H NVCC NVML LIBCUDA LIBCUDART LIBNVML: UCX with verbs and CUDA, and its own
-# programs, in $OUT/bin. The second to fourth have the headers of CUDA's runtime, compiler and NVML;
-# the last three have in bin/ the libraries that it is linked against.
+# ucx.sh SOURCE CUDA_H NVCC NVML LIBCUDA LIBCUDART LIBNVML: builds UCX with verbs and CUDA, and its
+# own programs, in $OUT/bin. The second to fourth have the headers of CUDA's runtime, compiler and
+# NVML; the last three have in bin/ the libraries that it is linked against.
 set -euo pipefail
 source=$1
 cuda=$OUT/cuda
@@ -18,7 +18,7 @@ cp -r debian.upstream debian
 ./autogen.sh
 ./configure --prefix=/usr --with-cuda="$cuda" --with-verbs --without-mlx5-dv --without-rdmacm --without-java \
 	--without-go --without-rocm --without-gdrcopy --disable-static --disable-numa --disable-doxygen-doc
-# Not its tests and examples.
+# Its tests and examples are not built.
 for part in ucm ucs uct ucp tools/info tools/perf; do
 	make -C "src/$part" -j"$(nproc)"
 	make -C "src/$part" install DESTDIR="$OUT/inst"

@@ -1,22 +1,24 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
-# chroot.sh bookworm|trixie|sid: a Debian in $OUT/root with systemd, dkms, a kernel with its
+# chroot.sh bookworm|trixie|sid: makes a Debian in $OUT/root with systemd, dkms, a kernel with its
 # headers, and what the packages are made and checked with. The packages of the next kernel lie in
 # its /srv/kernel. sid is for its compiler, and has one kernel.
 set -euo pipefail
 . "$(dirname "$0")/../../ci/qemu/apt.sh"
 apt_update
-# What reads the metrics, and the rules; what calls the prolog.
+# Programs that read the metrics and the rules (Prometheus, its node_exporter), and Slurm, which
+# calls the prolog.
 readers=,prometheus,prometheus-node-exporter,slurmctld,slurmd,slurm-client,munge
 suite=$1 arch=$host_arch aptopt=()
 case $suite in
 bookworm) flavour='6\.1\.0-[0-9]+' compilers=rustc-web,rust-web-src,cargo-web count=2 ;;
 # Modules for the kernel 7.3 are built in it, for arm64, too.
 trixie) flavour='6\.12\.[0-9]+\+deb13' compilers=rustc,rust-src,cargo,gcc-aarch64-linux-gnu count=2 ;;
-# A mirror may be some days behind: what it has is signed all the same.
+# A mirror may be some days behind. Its lists are signed all the same.
 sid) readers='' flavour='[0-9]+\.[0-9]+\.[0-9]+\+deb14' compilers=rustc,rust-src count=1 aptopt=(--aptopt='Acquire::Check-Valid-Until "false"') ;;
 esac
-# By the image: that of a new version comes days after its headers, for it is signed apart from them.
+# The newest kernels are chosen by their images: the image of a new version comes days after its
+# headers, because it is signed apart from them.
 mapfile -t kernels < <(apt_private apt-cache search --names-only "^linux-image-$flavour-$arch\$" |
 	sed "s/^linux-image-\(.*\)-$arch .*/\1/" | sort -V | tail -n $count)
 old=${kernels[0]} new=${kernels[-1]}

@@ -26,7 +26,7 @@ for node in null zero full random urandom; do
 	mount --bind "/dev/$node" "$root/dev/$node"
 done
 ln -s /proc/self/fd "$root/dev/fd"
-# Tests fill them, which must not take half of the memory.
+# Tests fill these folders. That must not take half of the memory.
 mount -t tmpfs -o size=64m run "$root/run"
 mount -t tmpfs -o size=1g tmp "$root/tmp"
 # The packages that are made in it are read once: they are packed quickly, not small.

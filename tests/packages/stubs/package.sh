@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# package.sh STUB NAME VERSION OUT: a Debian package NAME-dkms of one of the stand-ins, made by
-# dh_dkms like the real ones. In the machine.
+# package.sh STUB NAME VERSION OUT: makes a Debian package NAME-dkms of one of the stand-ins, by
+# dh_dkms like the real ones. Runs in the machine.
 set -eu
 stub=$1 name=$2 version=$3 out=$4
 tree=/tmp/stub/$name-$version
