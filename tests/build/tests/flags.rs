@@ -76,7 +76,7 @@ fn what_arm64_kernels_ask() {
 /// Debian 13's rustc has other spellings, warnings about the target features in each crate, and no
 /// prefix of indirect calls at all.
 #[test]
-fn rustc_1_85() {
+fn debian_13s_rustc_gets_the_flags_that_it_knows() {
     let flags = flags("1.85.1", &["-Cjump-tables", "-Zretpoline-external-thunk", "-Zindirect-branch-cs-prefix"]);
     for flag in ["-Zno-jump-tables", "-Ctarget-feature=+retpoline-external-thunk,", " -Awarnings"] {
         assert!(flags.contains(flag), "no {flag} in {flags}");
@@ -85,7 +85,7 @@ fn rustc_1_85() {
 }
 
 #[test]
-fn a_newer_rustc() {
+fn a_newer_rustc_gets_the_new_spellings() {
     let flags = flags("1.96.0", &["-Zno-jump-tables", "-Ctarget-feature"]);
     for flag in ["-Cjump-tables=n", "-Zretpoline-external-thunk", "-Zindirect-branch-cs-prefix"] {
         assert!(flags.contains(flag), "no {flag} in {flags}");

@@ -25,7 +25,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
     let tests = [
         ("bytes_over_each_boundary", bytes_over_each_boundary as fn(&Env) -> Result<()>),
         ("two_gpus", two_gpus),
-        ("two_nics", two_nics),
+        ("several_allocations_on_two_nics", several_allocations_on_two_nics),
         ("range_with_a_hole_is_refused", range_with_a_hole_is_refused),
         ("segment_unmapped", segment_unmapped),
         ("many_pieces", many_pieces),
@@ -198,7 +198,7 @@ fn two_gpus(env: &Env) -> Result<()> {
 }
 
 /// Each NIC has a region of its own over the same pieces.
-fn two_nics(env: &Env) -> Result<()> {
+fn several_allocations_on_two_nics(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let second = SecondNic::add()?;

@@ -44,7 +44,7 @@ pub fn suite() -> Suite {
     ];
     // It loads a soft NIC without dma-buf itself.
     let bare = [("no_importer", no_importer as fn(&Env) -> Result<()>)];
-    let beside = [
+    let beside_nvidia_peermem = [
         ("ib_write_bw", (|env| on_gpu(env, "ib_write_bw", PRELOAD)) as fn(&Env) -> Result<()>),
         ("cached", |env| on_gpu(env, "ib_write_bw", CACHED)),
         ("same_calls", same_calls),
@@ -53,7 +53,7 @@ pub fn suite() -> Suite {
     for (place, level, list) in [
         ("mainline", Level::Mainline, &mainline[..]),
         ("mainline", Level::Bare, &bare),
-        ("beside", Level::Peermem(Mode::Persistent), &beside),
+        ("beside_nvidia_peermem", Level::Peermem(Mode::Persistent), &beside_nvidia_peermem),
     ] {
         for (name, run) in list {
             let means = NvidiaC::Skip("the library comes with ours");

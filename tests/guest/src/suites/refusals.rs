@@ -16,7 +16,7 @@ pub fn suite() -> Suite {
         ("no_uverbs", Level::Bare, no_uverbs),
         ("mainline_rdma_stack", Level::Bare, mainline_rdma_stack),
         ("no_gpu_driver", Level::Bare, no_gpu_driver),
-        ("neither", Level::Bare, neither),
+        ("both_neighbours_missing", Level::Bare, both_neighbours_missing),
         ("name_taken", Level::Devices, name_taken),
         ("bad_parameters", Level::Devices, bad_parameters),
         ("loads_after_all_that", Level::Devices, loads_after_all_that),
@@ -94,7 +94,7 @@ fn no_gpu_driver(_: &Env) -> Result<()> {
 }
 
 /// If both are missing, there is still one line.
-fn neither(_: &Env) -> Result<()> {
+fn both_neighbours_missing(_: &Env) -> Result<()> {
     refused(&insmod()?, "Operation not supported", &["ib_uverbs is not loaded"])
 }
 

@@ -27,15 +27,15 @@ const LEGACY: Level = Level::Peermem(Mode::Legacy);
 
 pub fn suite() -> Suite {
     let tests = [
-        ("ways", PERSISTENT, ways as fn(&Env) -> Result<()>),
+        ("each_way_moves_every_byte", PERSISTENT, each_way_moves_every_byte as fn(&Env) -> Result<()>),
         ("a_way_that_is_refused", PERSISTENT, a_way_that_is_refused),
         ("a_way_that_loses_bytes", PERSISTENT, a_way_that_loses_bytes),
         ("a_way_that_is_slow", PERSISTENT, a_way_that_is_slow),
         ("an_ordinary_user_with_little_memlock", PERSISTENT, an_ordinary_user_with_little_memlock),
         ("two_runs_at_once", PERSISTENT, two_runs_at_once),
-        ("killed", PERSISTENT, killed),
+        ("a_killed_run_leaves_nothing", PERSISTENT, a_killed_run_leaves_nothing),
         ("ways_without_the_module", Level::Devices, ways_without_the_module),
-        ("everything", PERSISTENT, everything),
+        ("both_kinds_of_pins_pass_every_check", PERSISTENT, both_kinds_of_pins_pass_every_check),
         ("beside_nvidias", LEGACY, beside_nvidias),
         ("loads_and_unloads", Level::Devices, loads_and_unloads),
         ("others_registrations", PERSISTENT, others_registrations),
@@ -122,7 +122,7 @@ fn levels(found: &Value) -> Vec<String> {
 
 /// Peer memory and dma-buf move every byte right within a minute, and nothing stays. The report can
 /// be read as a machine. In an emulator a way may be slow, so that warning does not count.
-fn ways(_: &Env) -> Result<()> {
+fn each_way_moves_every_byte(_: &Env) -> Result<()> {
     let (found, code, report) = reported(&["the lab, each way"])?;
     emit("ways", &json!({ "report": report }));
     let all = found["pairs"][0]["ways"].as_array().context("no pair")?;
@@ -234,7 +234,7 @@ fn two_runs_at_once(_: &Env) -> Result<()> {
 }
 
 /// A run is killed while it has registered memory. Nothing stays registered or pinned.
-fn killed(_: &Env) -> Result<()> {
+fn a_killed_run_leaves_nothing(_: &Env) -> Result<()> {
     for way in ["peer-memory", "dma-buf"] {
         let mut run = verify_in_tmp(&["--way", way]).stdout(Stdio::null()).spawn()?;
         let registered = wait_for("a registration", || {
@@ -270,7 +270,7 @@ const CHECKS: usize = 12;
 
 /// Both kinds of pins pass every check, and the module is loaded as it was before. The report is a
 /// recorded machine, too.
-fn everything(_: &Env) -> Result<()> {
+fn both_kinds_of_pins_pass_every_check(_: &Env) -> Result<()> {
     let before = modules::attribute(PEERMEM, "parameters/persistent_api_support")?;
     let (found, code, report) = verify(&["--yes", "--storm", "3", "the lab, a boot of its verify suite"])?;
     emit("verify", &json!({ "report": report }));
