@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -194,6 +195,10 @@ fn status_without_root(_: &Env) -> Result<()> {
 /// The lists show everybody's processes and addresses, so uid 0 is not enough to read them, as the
 /// root of an ordinary container has it. Everybody may read the counters.
 fn lists_are_for_admins(_: &Env) -> Result<()> {
+    for (file, mode) in [("registrations", 0o400), ("failures", 0o400), ("callbacks", 0o400), ("stats", 0o444)] {
+        let has = fs::metadata(format!("/proc/driver/nvidia-peermem/{file}"))?.permissions().mode() & 0o777;
+        ensure!(has == mode, "{file} has mode {has:04o}, wanted {mode:04o}");
+    }
     const CAP_SYS_ADMIN: libc::c_ulong = 21;
     let read_as_root = |file: &str, with_capability: bool| -> Result<String> {
         let mut command = Command::new("cat");
