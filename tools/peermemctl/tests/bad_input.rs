@@ -107,6 +107,27 @@ fn half_a_machine_is_unknown_and_says_what_is_missing() {
     }
 }
 
+/// docs/doctor.md has the codes in a table. The recorded machines stand for its columns.
+#[test]
+fn each_verdict_has_its_code_in_every_command() {
+    for (tree, code, of_plugin, usable) in [
+        ("healthy", 0, 0, "1.0"),
+        ("port-down", 1, 0, "1.0"),
+        ("module-not-loaded", 2, 1, "0.0"),
+        ("public-cmp", 3, 2, "NaN"),
+    ] {
+        let dir = unpack(tree);
+        for command in ["status", "doctor", "check"] {
+            assert_eq!(run(dir.path(), &[command]).0, code, "{tree} {command}");
+        }
+        assert_eq!(run(dir.path(), &["check", "--plugin"]).0, of_plugin, "{tree}");
+        let metrics = run(dir.path(), &["metrics"]).1;
+        assert!(metrics.lines().any(|line| line == format!("gpudirect_rdma_verdict {code}")), "{tree}: {metrics}");
+        let way = format!("gpudirect_rdma_usable{{way=\"peer_memory\"}} {usable}");
+        assert!(metrics.lines().any(|line| line == way), "{tree}, no {way}: {metrics}");
+    }
+}
+
 #[test]
 fn files_of_nonsense_are_no_yes_and_no_crash() {
     let nonsense: [&[u8]; 4] = [b"", b"\xff\xfe\0\0", b"\n\n\n", b"pid=x = , ; : | \\ 99999999999999999999 -1\n"];
