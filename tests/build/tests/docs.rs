@@ -105,6 +105,21 @@ fn the_drivers_page_calls_what_the_layer_has() {
     assert!(missing.is_empty(), "neither src/ nor the sample has {missing:?}");
 }
 
+/// docs/install.md says from which DKMS on the package works, and both kinds of package ask for it.
+#[test]
+fn the_packages_ask_for_the_dkms_that_install_md_names() {
+    let page = read("docs/install.md");
+    let version = page.split("DKMS from\n").nth(1).and_then(|rest| rest.split(' ').next()).expect("a version");
+    for (file, before, behind) in
+        [("packaging/debian/control", "dkms (>= ", ")"), ("packaging/rpm/nvidia-peermem-rust.spec", "dkms >= ", "\n")]
+    {
+        assert!(
+            read(file).contains(&format!("{before}{version}{behind}")),
+            "{file} asks for another dkms than {version}"
+        );
+    }
+}
+
 #[test]
 fn each_document_is_linked_from_another_page() {
     let files = files();
