@@ -81,7 +81,7 @@ unsafe extern "C" {
     /// Announces an access to `size` bytes at `place`. It is defined on hosts only.
     #[cfg(not(target_os = "none"))]
     safe fn kl_touch(place: *mut c_void, size: usize, touch: Touch, relaxed: bool);
-    /// It is defined nowhere, so that modpost refuses a module that refers to it.
+    /// Stands for a panic. It is defined nowhere, so modpost refuses a module that refers to it.
     #[cfg(target_os = "none")]
     pub fn kl_panic_path_left_in_module() -> !;
 }

@@ -34,9 +34,9 @@ pub use module::{InPlaceModule, Module, ThisModule};
 #[doc(hidden)]
 pub use pin_init;
 
-/// A panic path that survives optimisation makes the module refer to a function that exists
-/// nowhere, so modpost refuses it: a panic in the free callback would stop the whole GPU driver
-/// (docs/rules.md, rule 11).
+/// Refers to a function that exists nowhere. If a panic path survives optimisation, modpost therefore
+/// refuses the module: a panic in the free callback would stop the whole GPU driver (docs/rules.md,
+/// rule 11).
 #[cfg(target_os = "none")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

@@ -40,7 +40,7 @@ fn the_nodes_own_core() {
     let mut node = Node::new();
     node.driver();
     node.start(&[("USE_HOST_MOFED", "true")]);
-    // Also where there is no list.
+    // The program also works where there is no list.
     node.remove("proc/modules");
     node.says("waiting for the RDMA core (mlx5_core on the node)");
     node.wait("more looks", || count(&node.log(), "look") > 6);
@@ -177,7 +177,7 @@ fn a_module_that_does_not_load_in_place_of_another() {
     assert_eq!(count(&node.said(), "not loaded"), 1, "{}", node.said());
     node.remove("does-not-load");
     node.says("loaded: version 1.0");
-    // Of ours its version is known.
+    // The version of our module is known.
     node.write("does-not-load", "");
     node.write("src/VERSION", "2.0\n");
     node.says("; the module that was loaded as version 1.0 had to go for it");
@@ -254,7 +254,7 @@ fn one_pod_at_a_time() {
     node.start(&[]);
     node.says("loaded: version 1.0");
     let first = node.log();
-    // Of another version, so that each would replace the other's module.
+    // The second pod has another version, so that each would replace the other's module.
     let other = node.write("src2/VERSION", "2.0\n");
     let file = node.path("said2");
     let said = fs::File::create(&file).expect("file");

@@ -112,7 +112,7 @@ fn a_default_of_another_kernel_is_not_used_in_any_shape() {
             &format!("#define UTS_RELEASE \"{FORMER}\"\n"),
         );
     });
-    // What OFED was configured with says so.
+    // The file with which OFED was configured says so.
     default_is_left_out(|root| {
         root.symvers("usr/src/ofa_kernel/default");
         root.write("usr/src/ofa_kernel/default/configure.mk.kernel", &format!("KSRC=/nowhere\nKVERSION={FORMER}\n"));
@@ -144,7 +144,7 @@ fn a_default_that_says_no_kernel_is_used() {
     for folder in ["usr/src/ofa_kernel/default", "usr/src/ofa_kernel-24.10.0.7.0"] {
         let root = Root::new();
         root.symvers(folder);
-        // As its source has it, where nobody has configured it.
+        // The source has this where nobody has configured it.
         root.write(&format!("{folder}/configure.mk.kernel"), "KVERSION=\n");
         if !folder.ends_with("default") {
             root.link(&format!("/{folder}"), "usr/src/ofa_kernel/default");

@@ -156,7 +156,7 @@ fn a_full_disk_leaves_the_former_libraries_and_tools() {
     };
     let first = build("set -e;");
     assert!(first.ok, "{}", first.text);
-    // What takes minutes begins with a line.
+    // A build that takes minutes begins with a line.
     for line in ["user: building ", "tools: building "] {
         assert!(first.text.lines().any(|said| said.starts_with(line)), "{}", first.text);
     }
@@ -182,7 +182,7 @@ fn a_full_disk_leaves_the_former_libraries_and_tools() {
         second.text
     );
     assert_eq!(fs::read(dir.path().join("root/usr/lib/libgpumr.so.1")).expect("file"), b"former");
-    // What operators copy comes with the tools. What needs the whole source does not.
+    // The files that operators copy come with the tools. Those that need the whole source do not.
     for file in ["gpud/gpudirect-rdma.yaml", "nhc/gpudirect_rdma.nhc", "slurm/gpudirect-rdma", "nvsentinel/preflight"] {
         assert!(dir.path().join("tools/operators").join(file).exists(), "{file}");
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Programs of others whose wheel cannot be had: no network, a package index without that version, another
-//! file under its name, or no pip. `make test` goes on without them, and says so.
+//! Programs of others whose wheel cannot be fetched: no network, a package index without that
+//! version, another file under its name, or no pip. `make test` goes on without them, and says so.
 
 use build_tests::{repository, run};
 use std::fs;
@@ -24,7 +24,7 @@ fn target(dir: &Path, name: &str) -> build_tests::Outcome {
 #[test]
 fn a_wheel_that_cannot_be_had_is_named_and_stops_nothing() {
     let dir = TempDir::new().expect("temporary folder");
-    // What an earlier pin of the version left.
+    // This is what an earlier pin of the version left.
     let old = dir.path().join("build/lab/sources/nixl-source");
     fs::create_dir_all(old.parent().expect("folder")).expect("folder");
     std::os::unix::fs::symlink("/", &old).expect("link");

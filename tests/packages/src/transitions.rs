@@ -610,7 +610,7 @@ fn a_place_that_is_full_or_read_only(test: &mut Test) -> Result<()> {
         );
         at.row(&kernel, place, &format!("ours, {version}"))?;
         test.rows.append(&mut at.rows);
-        // What was mounted for that script is gone.
+        // The folder that was mounted for that script is gone.
         if place.contains("/lib/modules") {
             let text = at.transaction("dpkg-trigger --no-await /usr/src; dpkg --configure --pending")?;
             one_line(&text, &["nvidia-peermem-rust: kernel ", "has a new module"])?;
@@ -744,8 +744,8 @@ fn another_ofed(kernel: &str, version: u32) -> String {
 }
 
 /// Secure Boot is on, and nobody has enrolled the key that DKMS signs with, or DKMS cannot sign
-/// (mokutil is a stand-in, because the machine has no firmware). The user of the package is told, who
-/// sees nothing of what DKMS prints.
+/// (mokutil is a stand-in, because the machine has no firmware). The package's own line tells the
+/// user, who sees nothing of what DKMS prints.
 fn key_not_enrolled(test: &mut Test) -> Result<()> {
     let (kernel, version) = (test.kernel()?, test.version());
     test.machine.must(&format!(
@@ -761,7 +761,7 @@ fn key_not_enrolled(test: &mut Test) -> Result<()> {
     test.expect("key of DKMS not enrolled", &kernel, &Resolved::Ours { version, fits: false })?;
     let signer = test.machine.must("modinfo -k $(uname -r) -F signer nvidia-peermem")?;
     ensure!(!signer.trim().is_empty(), "DKMS has not signed it");
-    // By hand, too.
+    // A call by hand says it, too.
     let text = test.machine.must(
         "v=$(cat /usr/lib/nvidia-peermem-rust/VERSION)
         dkms uninstall -m nvidia-peermem-rust -v $v -k $(uname -r); dkms install -m nvidia-peermem-rust -v $v -k $(uname -r)",
@@ -799,7 +799,8 @@ fn key_not_enrolled(test: &mut Test) -> Result<()> {
         let said = text.lines().filter(|line| line.contains("is not signed")).count();
         ensure!(said == lines, "{said} lines, not {lines}:\n{text}");
     }
-    // What an admin signs by hand, as far as DKMS has not packed it, is no broken installation.
+    // A module that an admin signs by hand is no broken installation, as long as DKMS has not
+    // packed it.
     let text = test.transaction(
         "file=$(find /lib/modules -name nvidia-peermem-rust.ko); [ -z \"$file\" ] || head -c 700 /dev/urandom >>$file
         dpkg-trigger --no-await /usr/src; dpkg --configure --pending",

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const DMA_BUF: &str = "dma_buf";
 
-/// The least number of held bytes that can be told from what the kernel's caches keep.
+/// The least number of held bytes that differs for certain from what the kernel's caches keep.
 const SEEN: u64 = 32 << 10;
 
 fn name(variant: &str) -> &str {

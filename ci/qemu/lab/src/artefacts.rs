@@ -95,8 +95,8 @@ pub fn sbom4rust(lab: &Lab) -> Result<PathBuf> {
     Ok(lab.build.join("sources/sbom4rust"))
 }
 
-/// Builds the Python package that holds manifests against Kubernetes' schemas, and returns its folder, unless
-/// it cannot be had.
+/// Builds the Python package that holds manifests against Kubernetes' schemas, and returns its
+/// folder, or `None` if it cannot be fetched.
 pub fn kubernetes_validate(lab: &Lab) -> Result<Option<PathBuf>> {
     make(lab, Kernel::debian(), ["kubernetes-validate"].into_iter())?;
     Ok(Some(lab.build.join("sources/kubernetes-validate")).filter(|folder| folder.exists()))

@@ -26,7 +26,7 @@ pub static MODULE_REFS: AtomicI64 = AtomicI64::new(0);
 pub static MAPPED: AtomicI64 = AtomicI64::new(0);
 /// The mappings for DMA: address of the memory and length, by DMA address.
 pub static MAPPINGS: Mutex<BTreeMap<u64, (u64, u64)>> = Mutex::new(BTreeMap::new());
-/// The length of the longest block of DMA addresses that can be had.
+/// The length of the longest block of DMA addresses that the IOMMU gives.
 pub static LONGEST_BLOCK: AtomicU64 = AtomicU64::new(u64::MAX);
 /// The segment limit of the device.
 pub static SEGMENT_LIMIT: AtomicU64 = AtomicU64::new(PAGE * 2);
@@ -217,7 +217,7 @@ pub fn late_callback(ticket: u64) {
 /// The clients in the order of their registration.
 static CLIENTS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// What a client tells a core about itself.
+/// The description that a client gives a core of itself.
 #[derive(Debug, PartialEq)]
 pub struct Form {
     /// The client's name.
@@ -228,7 +228,7 @@ pub struct Form {
     pub ex_size: usize,
     /// The flags of the longer object.
     pub flags: u32,
-    /// Whether it wants to be told that the core invalidates.
+    /// Whether it asks for the core's hook, by which it invalidates.
     pub hook: bool,
 }
 

@@ -26,7 +26,7 @@ fn each_registration_ends_once_whenever_its_memory_is_freed() {
     umem.deregister();
     assert_eq!((shim::pins(), shim::MAPPED.load(SeqCst)), (0, 0));
 
-    // The memory is freed, then deregistered. The core was told once.
+    // The memory is freed, then deregistered. The core's hook was called once.
     let umem = Umem::register(0x7f00_0000_0000, PAGE, 8).unwrap();
     shim::free_all_memory();
     assert_eq!((shim::INVALIDATED.load(SeqCst), shim::MAPPED.load(SeqCst)), (1, 0));

@@ -554,7 +554,7 @@ fn stop(umem: usize) {
     }
 }
 
-/// Does what ib_peer_umem_release does. It forgets the client once that has released.
+/// Does what ib_peer_umem_release does. It forgets the client after the client's `release`.
 fn release_umem(umem: usize) {
     let state = w().core.umems[umem].state;
     unmap(umem, state, State::Unmapped);
@@ -586,7 +586,7 @@ pub fn deregister(umem: usize) {
     release_umem(umem);
 }
 
-/// ib_invalidate_peer_memory, which the module's callback calls.
+/// Does what ib_invalidate_peer_memory does, which the module's callback calls.
 unsafe extern "C" fn invalidate_peer_memory(which: *mut c_void, ticket: u64) -> i32 {
     let client = which.addr().wrapping_sub(0x100);
     if client >= w().core.clients.len() {

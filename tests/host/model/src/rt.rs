@@ -182,7 +182,7 @@ thread_local! {
     static RT: UnsafeCell<Rt> = const { UnsafeCell::new(Rt::empty()) };
 }
 
-/// The runtime. One thread of the operating system runs all tasks; no reference outlives a
+/// Returns the runtime. One thread of the operating system runs all tasks; no reference outlives a
 /// scheduling point.
 #[allow(clippy::mut_from_ref)]
 pub fn rt() -> &'static mut Rt {
@@ -623,7 +623,8 @@ extern "C" fn kl_mutex_init(mutex: *mut u64, name: *const c_char, _class: *mut c
     }
 }
 
-/// A task that tries repeatedly until the lock is free behaves like one that waits for it.
+/// Takes the lock, and waits for it: a task that tries repeatedly until the lock is free behaves like
+/// one that waits.
 #[no_mangle]
 extern "C" fn kl_mutex_trylock(mutex: *const u64) -> i32 {
     if rt().me().preemptible {

@@ -222,8 +222,8 @@ fn reuse(scenario: &Scenario) {
     finish();
 }
 
-/// Another process deregisters all that one has registered, which then registers once more. The
-/// peer mutex is held while that ends orphans, so their number is bounded (rule 8).
+/// Has a process deregister what another one has registered, which then registers once more. That
+/// registration ends orphans under the peer mutex, so their number is bounded (rule 8).
 fn many_orphans(scenario: &Scenario) {
     const ORPHANS: usize = 12;
     const BOUND: usize = 8;
@@ -392,7 +392,7 @@ fn everything(scenario: &Scenario) {
     finish();
 }
 
-/// The NIC is removed with everything that is registered, and its device is gone afterwards.
+/// Removes the NIC with everything that is registered. Its device is gone afterwards.
 fn nic_removal(scenario: &Scenario) {
     load(&Scenario { mode: choose_mode(), ..*scenario });
     let memory = [alloc(1, 0), alloc(2, 1)];

@@ -161,7 +161,7 @@ thread_local! {
     static WORLD: UnsafeCell<Option<World>> = const { UnsafeCell::new(None) };
 }
 
-/// The world of this execution. No reference outlives a scheduling point.
+/// Returns the world of this execution. No reference outlives a scheduling point.
 #[allow(clippy::mut_from_ref)]
 pub fn w() -> &'static mut World {
     // SAFETY: Single-threaded, and never kept over a switch.

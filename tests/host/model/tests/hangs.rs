@@ -18,8 +18,9 @@ fn lock(id: u64) {
     rt::lock(Rank::Leaf, id, "lock");
 }
 
-/// The core leaks a lock. One task waits for it, and one for what that task holds. Two of our tasks
-/// may block each other as well, or one may wait for something that nobody does.
+/// Explores executions in which the core leaks a lock: one task waits for that lock, and another task
+/// for what the first one holds. With `crossed`, two of our tasks may block each other as well; with
+/// `forgotten`, one may wait for something that nobody does.
 fn explore(crossed: bool, forgotten: bool) -> Outcome {
     let outcome = Rc::new(RefCell::new(Outcome::default()));
     Runner::new(Exhaustive::new(100_000, false, outcome.clone()), config()).run(move || {

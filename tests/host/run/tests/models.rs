@@ -249,8 +249,9 @@ fn random(scenario: &str, generation: &str, seeds: std::ops::Range<u64>, executi
     }
 }
 
-/// There are three registrations, two processes, two callbacks, a foreign deregistration, another
-/// user of the provider, readers of the proc files, rmmod, faults and failing allocations.
+/// Runs random executions of a scenario with three registrations, two processes, two callbacks, a
+/// foreign deregistration, another user of the provider, readers of the proc files, rmmod, faults and
+/// failing allocations.
 fn random_everything(generation: &str) {
     let covers = ["second-user", "late-callback", "rmmod", "three-registrations", "foreign-deregistration"];
     random("everything", generation, 1..7, 2_500, &covers);

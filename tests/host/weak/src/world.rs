@@ -52,7 +52,7 @@ fn shared<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
 
-/// The end of the last reference sees what all others did.
+/// Checks that whoever drops the last reference sees what all others did.
 pub fn last_reference() {
     struct Payload(Word);
     impl Drop for Payload {
@@ -70,7 +70,7 @@ pub fn last_reference() {
     reader.join().unwrap();
 }
 
-/// A callback that sees that module init is over reads what that wrote.
+/// Checks that a callback which sees that module init is over reads what init wrote.
 pub fn slots_are_written_before_ready() {
     by_address::begin();
     let slots = shared(Word::new());
@@ -85,8 +85,8 @@ pub fn slots_are_written_before_ready() {
     asked.join().unwrap();
 }
 
-/// The free callback reads the slots without looking at `READY`: it finds a registration under the
-/// registry lock, where a thread that saw `READY` has entered it.
+/// Checks that the free callback may read the slots without looking at `READY`: it finds a
+/// registration under the registry lock, where a thread that saw `READY` has entered it.
 pub fn a_callback_reads_the_slots() {
     by_address::begin();
     let (slots, registry) = (shared(Word::new()), shared(Mutex::new(false)));
@@ -107,7 +107,8 @@ pub fn a_callback_reads_the_slots() {
     callback.join().unwrap();
 }
 
-/// A reader that reads the ends first finds no end without its beginning. Another task ended it.
+/// Checks that a reader that reads the ends first finds no end without its beginning, although
+/// another task than the beginner made that end.
 pub fn no_end_without_a_beginning() {
     by_address::begin();
     let (pins, unpins) = (shared(Counter::new()), shared(Counter::new()));
@@ -133,7 +134,7 @@ pub fn no_end_without_a_beginning() {
     reader.join().unwrap();
 }
 
-/// The longest of two calls is kept.
+/// Checks that the longest of two calls is kept.
 pub fn the_longest_stays() {
     by_address::begin();
     let longest = shared(Counter::new());
@@ -144,7 +145,7 @@ pub fn the_longest_stays() {
     assert_eq!(longest.value(), 7, "a longer one was forgotten");
 }
 
-/// The count of orphans is never below zero, and is zero when all have ended.
+/// Checks that the count of orphans is never below zero, and is zero when all have ended.
 pub fn orphans_are_counted() {
     by_address::begin();
     assert_eq!(orphans::now(), 0);
@@ -159,12 +160,12 @@ pub fn orphans_are_counted() {
     assert_eq!(orphans::now(), 0, "an orphan is counted wrong");
 }
 
-/// A thread that was told of an orphan finds it, although the look at the count takes no lock.
+/// Checks that a thread that was told of an orphan finds it, although reading the count takes no lock.
 pub fn an_orphan_is_found() {
     told_of_an_orphan(Ordering::Release);
 }
 
-/// If the thread was not told, it may miss the orphan, because nothing else orders the look.
+/// Shows that a thread that was not told may miss the orphan, because nothing else orders its read.
 pub fn an_orphan_is_missed() {
     told_of_an_orphan(Ordering::Relaxed);
 }
@@ -186,8 +187,8 @@ fn told_of_an_orphan(tells: Ordering) {
     child.join().unwrap();
 }
 
-/// A thread that sees a pair's GPU also sees its NIC and what is known about the two, even if that
-/// changes meanwhile.
+/// Checks that a thread that sees a pair's GPU also sees its NIC and what is known about the two, even
+/// if that changes meanwhile.
 pub fn a_pair_is_whole() {
     by_address::begin();
     pairs::begin(&pairs::KNOWN);

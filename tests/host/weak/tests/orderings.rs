@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The orderings are enough; and where one of those below is weakened, a scenario fails.
+//! Shows that the orderings are strong enough, and that a scenario fails if one of those below is
+//! weakened.
 
 use std::panic::catch_unwind;
 
-/// Every execution of it is good.
+/// Runs every execution of a scenario, each of which must be good.
 fn good(scenario: fn()) {
     loom::model(scenario);
 }
 
-/// One of its executions is not.
+/// Checks that one execution of a scenario fails, with this complaint.
 fn caught(scenario: fn(), complaint: &str) {
     let Err(why) = catch_unwind(|| loom::model(scenario)) else { panic!("the weakened ordering was not found") };
     let why = why.downcast_ref::<String>().map(String::as_str).or(why.downcast_ref::<&str>().copied()).unwrap_or("");

@@ -85,8 +85,8 @@ fn contexts() {
         assert_eq!(cuCtxGetCurrent(&mut now), 0);
         assert_eq!(now, b);
         assert_eq!(pointer(1, at), Ok(a as u64));
-        // Without a context, cuPointerGetAttribute still gives the buffer's number, but neither the
-        // address range nor a dma-buf can be had.
+        // Without a context, cuPointerGetAttribute still gives the buffer's number, but CUDA gives
+        // neither the address range nor a dma-buf.
         assert_eq!(cuCtxSetCurrent(std::ptr::null_mut()), 0);
         assert!(pointer(7, at).is_ok());
         assert_eq!(cuMemGetAddressRange_v2(&mut 0, &mut 0, at), 201);
@@ -165,7 +165,7 @@ fn dma_buf() {
         let mut file = std::fs::File::from(fd);
         assert_eq!(std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0)).unwrap(), size as u64);
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap();
-        // As 550 says; 580 on a real card says nv_dmabuf.
+        // 550 has this name; 580 on a real card says nv_dmabuf.
         assert!(info.contains("exp_name:\tnvidia\n"), "{info}");
         // SAFETY: asks for the flags of a live descriptor.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFD) }, libc::FD_CLOEXEC);

@@ -249,7 +249,7 @@ fn ownership(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// Two clients of the process have memory at the same address: RM does not choose one.
+/// Where two clients of the process have memory at the same address, RM does not choose one.
 fn two_owners(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, 2 * MIB)?;
     let other = Client::open()?;
@@ -265,8 +265,8 @@ fn two_owners(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// A free goes through the pins as through a tree by the tables' addresses, beginning with its root:
-/// of three pins the one in the middle.
+/// A free goes through the pins as through a tree ordered by the tables' addresses, and begins with
+/// its root: with three pins, that is the one in the middle.
 fn callbacks_in_order(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, MIB)?;
     let pins = (0..3).map(|_| t.gdr.pin(m.va(), GPU_PAGE, Kind::Revocable)).collect::<Result<Vec<_>, _>>()?;
@@ -647,8 +647,8 @@ fn gates(t: &Test) -> Outcome {
     Ok(t.lab.reset_config()?)
 }
 
-/// The last page of the BAR cannot be mapped. If it is not the table's last, nobody hears of that
-/// before 580.
+/// The last page of the BAR cannot be mapped. If it is not the table's last, drivers before 580 do
+/// not report that.
 fn last_page_in_front(t: &Test) -> Outcome {
     let stops = has_gates(t)?;
     let size = t.rm.info(0)?.memory;
@@ -843,8 +843,8 @@ fn key_reuse(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// A get that fails once the range is pinned, and forgets the pin. It stays until the memory is
-/// freed, and is used again by whoever has the address of its table.
+/// A get that fails once the range is pinned forgets the pin. The pin stays until the memory is
+/// freed, and the next one whose table has the same address uses it again.
 fn forgotten_pin(t: &Test) -> Outcome {
     t.lab.set("key_reuse", 1)?;
     let m = t.rm.alloc(0, MIB)?;
@@ -978,8 +978,8 @@ fn gpu_lock(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// The first who opens a GPU starts it, and the last who closes it shuts it down, which takes time.
-/// A persistent pin and a dma-buf have it open as whoever has memory has, and an open may fail.
+/// The first open of a GPU starts it, and the last close shuts it down, which takes time. A
+/// persistent pin and a dma-buf keep it open, as memory does, and an open may fail.
 fn opening(t: &Test) -> Outcome {
     const LONG: Duration = Duration::from_millis(300);
     fn long<T>(
