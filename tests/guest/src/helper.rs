@@ -306,7 +306,8 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // After bury() and finish() it is gone already. After a failed test it would be in the way.
+        // After bury() and finish() the process is gone already. After a failed test it would be in
+        // the way.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -120,7 +120,7 @@ impl Generation {
     }
 }
 
-/// What is loaded when a test starts.
+/// The modules that are loaded when a test starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
     /// Whatever the previous test left.
@@ -233,7 +233,7 @@ impl SecondNic {
 
 impl Drop for SecondNic {
     fn drop(&mut self) {
-        // What is left is removed with the RDMA stack.
+        // A link that is left is removed with the RDMA stack.
         let _ = run("rdma", &["link", "delete", SECOND_DEVICE]);
     }
 }

@@ -117,7 +117,7 @@ fn as_child(args: &[String]) -> Result<()> {
             let mut env = Env { mode: None, generation, nvidia_c, values };
             runner::run_one(&suites::all(nvidia_c), suite, name, &mut env)
         }
-        // For the host: the scenario table.
+        // The host asks for the scenario table.
         [_, "table"] => {
             println!("{}", suites::scenarios::table_for_the_host());
             Ok(())

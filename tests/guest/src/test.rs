@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What a test is. A test runs in a process of its own, so that a panic, an abort or a hang is one
-//! failure with a name, and so that whatever it held is given back when it ends.
+//! Describes a test. A test runs in a process of its own, so that a panic, an abort or a hang is
+//! one failure with a name, and so that whatever it held is given back when it ends.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,18 +13,18 @@ use serde_json::Value;
 
 use crate::machine::{Generation, Level, Mode};
 
-/// What a test means when nvidia-peermem is NVIDIA's own module.
+/// The meaning of a test when nvidia-peermem is NVIDIA's own module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NvidiaC {
     /// It must pass as well.
     Same,
-    /// What happens is written down as `# json nvidia_c`, and is no failure.
+    /// The result is written down as `# json nvidia_c`, and is no failure.
     Recorded,
     /// It asks for something that only ours promises.
     Skip(&'static str),
 }
 
-/// What a test is told.
+/// The boot in which a test runs, and the values of the command line.
 pub struct Env {
     pub mode: Option<Mode>,
     pub generation: Generation,
@@ -52,7 +52,7 @@ impl Env {
     }
 
     /// Makes a generator of random numbers from `guest.seed=`, or from a seed of its own. Prints
-    /// the seed, so that a failure can be had again.
+    /// the seed, so that a failure can be repeated.
     pub fn rng(&self) -> Result<fastrand::Rng> {
         let seed = self.number("seed", fastrand::u64(..))?;
         println!("guest.seed={seed}");
@@ -69,17 +69,17 @@ impl Env {
 pub struct Test {
     pub name: String,
     pub level: Level,
-    /// `None`: the boot's.
+    /// The generation of the RDMA core that the test needs; `None` if it runs on the boot's.
     pub generation: Option<Generation>,
-    /// On which it cannot exist or would hang because of the core, and why.
+    /// The generation on which the test cannot run or would hang because of the core, and why.
     pub not_on: Option<(Generation, &'static str)>,
     pub nvidia_c: NvidiaC,
     pub limit: Duration,
     pub run: fn(&Env) -> Result<()>,
 }
 
-/// What hangs is found all the same; a test of ten seconds may take two minutes where seven
-/// machines share two processors.
+/// The usual limit. It is long, because a test of ten seconds may take two minutes where seven machines
+/// share two processors. A test that hangs is found all the same.
 const USUAL_LIMIT: Duration = Duration::from_secs(180);
 
 impl Test {
@@ -128,7 +128,7 @@ pub struct Suite {
     pub tests: Vec<Test>,
 }
 
-/// Marks in a child's output that are more than a note.
+/// Marks at the begin of a line in a child's output. They make the line more than a note.
 pub const JSON_MARK: &str = "@json ";
 pub const SKIP_MARK: &str = "@skip ";
 pub const FAIL_MARK: &str = "@fail ";
@@ -155,8 +155,8 @@ pub fn wants_other_flavour(error: &anyhow::Error) -> bool {
     format!("{error:#}").contains("/nvidia_lab/") && error.chain().any(is_refusal)
 }
 
-/// The machine lacks what a test needs, as its depths found out: the test ends with this error, and is
-/// skipped.
+/// The machine lacks what a test needs. A function that finds this out returns this error, and the test
+/// counts as skipped.
 #[derive(Debug)]
 pub struct Lacking(pub String);
 

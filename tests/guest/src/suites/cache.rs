@@ -87,7 +87,7 @@ pub fn suite() -> Suite {
     Suite { name: "cache", tests }
 }
 
-/// Returns the protection domain for the cache, which must be told to forget it before it is freed.
+/// Returns the protection domain for the cache. Before it is freed, the cache must forget it.
 fn domain(pd: &Pd) -> ibverbs::Pd {
     // SAFETY: Each test's cache goes before its domain.
     unsafe { ibverbs::Pd::new(pd.raw()) }
@@ -209,8 +209,8 @@ fn replaced_memory(env: &Env) -> Result<()> {
         worker.exchange(0, (0, len), (at * SEGMENT, N)).context(what)?;
     }
     ensure!(cache.stats().stale == after.stale + 3, "{:?}", cache.stats());
-    // As in UCX where no hook sees the free: nobody reports it, and nobody registers again. The
-    // sweep must find it.
+    // Nobody reports this free, and nobody registers again, as in UCX where no hook sees a free.
+    // The sweep must find it.
     worker.buffers.clear();
     cache.sweep();
     ensure!(cache.stats().entries == 0, "freed memory stays registered: {:?}", cache.stats());
@@ -631,7 +631,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// A child is refused, and what its parent registered goes on serving the parent.
+    /// Checks that a child is refused, and that what its parent registered still serves the parent.
     fn fork(&mut self, which: usize) -> Result<()> {
         let (va, len) = (self.buffers[which].memory.va(), self.buffers[which].wanted.len());
         let lease = self.register(va, len)?;

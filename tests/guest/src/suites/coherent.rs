@@ -33,7 +33,7 @@ pub fn suite() -> Suite {
     Suite { name: "coherent", tests: tests.into_iter().map(|t| t.limit(240)).collect() }
 }
 
-/// The bytes arrive, and the driver mapped each buffer for the NIC once.
+/// Checks that the bytes arrive, and that the driver mapped each buffer for the NIC once.
 fn perftest(env: &Env, program: &str) -> Result<()> {
     let gpu = gpu::lab()?;
     gpu.set("coherent", 1)?;

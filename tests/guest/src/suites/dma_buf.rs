@@ -269,7 +269,7 @@ fn refusals(env: &Env) -> Result<()> {
     refused("another place in the page", rig.reg(&fd, 8, 4 * KIB, va), libc::EINVAL)?;
     let file = OwnedFd::from(File::open("/proc/self/exe")?);
     refused("no dma-buf", rig.reg(&file, 0, 4 * KIB, va), libc::EINVAL)?;
-    // What pins leave free of BAR1 is free for a dma-buf.
+    // The part of BAR1 that pins leave free is free for a dma-buf.
     gpu.set("bar1_size", 37 * MIB as u64)?;
     rig.reg(&fd, 0, SEGMENT, va).context("in what pins leave free of BAR1")?.dereg()?;
     gpu.set("bar1_size", MIB as u64)?;

@@ -45,9 +45,9 @@ fn nothing_is_pinned(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The kernel may be tainted because the modules are out of tree, and unsigned where the kernel
-/// asks for signatures, or because it warned: the host judges each warning on the console. Any
-/// other taint is a fault. (Documentation/admin-guide/tainted-kernels.rst has the numbers.)
+/// Checks that the kernel has no taint but these: the modules are out of tree, and unsigned where
+/// the kernel asks for signatures; or it warned (the host judges each warning on the console).
+/// Documentation/admin-guide/tainted-kernels.rst has the numbers.
 pub(super) fn taint(_: &Env) -> Result<()> {
     const PROPRIETARY: u64 = 1;
     const WARNED: u64 = 1 << 9;

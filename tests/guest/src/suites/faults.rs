@@ -445,15 +445,15 @@ impl Case {
         Ok(failed)
     }
 
-    /// The next registration ends what could not be put, before it pins.
+    /// Checks that the next registration ends what could not be put, before it pins.
     fn ends_the_orphan(&self, bench: &Bench, memory: &DeviceMemory) -> Result<()> {
         let orphans = Stats::read()?.number("total.orphans")?;
         ensure!(orphans == 1, "{orphans} orphans after a put that lacked memory");
         register(bench, memory)?.map_err(io::Error::from_raw_os_error).context("the next one")?.dereg().context("dereg")
     }
 
-    /// A deregistration works for the application, whatever the provider returns. If a put did
-    /// nothing, the next registration ends the pin.
+    /// Checks that a deregistration works for the application, whatever the provider returns. If a put
+    /// did nothing, the next registration ends the pin. Returns how many calls were made to fail.
     fn deregistrations(&self, bench: &Bench, memory: &DeviceMemory, calls: &Calls, errno: i32) -> Result<usize> {
         for (failed, n) in (1..).enumerate() {
             let call = self.deregister.get(failed);

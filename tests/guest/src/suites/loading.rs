@@ -41,8 +41,8 @@ fn kernel_patches_returns(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// With `guest.installed`, `make install` put the module into this image, in which NVIDIA's file of
-/// the same name is at its usual place.
+/// Checks that modprobe loads ours where `make install` put it into the image (`guest.installed`)
+/// beside NVIDIA's file of the same name, which is at its usual place.
 pub(super) fn installed_wins(env: &Env) -> Result<()> {
     const OURS: &str = "/updates/nvidia-peermem-rust/";
     if !env.values.contains_key("installed") {

@@ -184,7 +184,8 @@ fn status_without_root(_: &Env) -> Result<()> {
     let out = Command::new("peermemctl").args(["status", "--json"]).uid(65534).gid(65534).output()?;
     let (ms, used) = (start.elapsed().as_millis(), rusage::children()?.saturating_sub(before));
     let said: Value = serde_json::from_slice(&out.stdout).with_context(|| format!("{out:?}"))?;
-    // What a bare machine lacks (a start at boot, room to lock memory) is only a warning.
+    // A bare machine lacks some things (a start at boot, room to lock memory), which is only a
+    // warning.
     ensure!(said["usable"] == true && matches!(out.status.code(), Some(0 | 1)), "exit {:?}: {said}", out.status.code());
     ensure!(said["live"] == 1 && said["live_bytes"] == MIB, "live registrations: {said}");
     ensure!(said["mode"] == "persistent" && said["module"] == "rust", "module: {said}");
@@ -378,7 +379,7 @@ fn tracepoints(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// As many registrations as a short test can have are listed while others come and go. Each
+/// Lists as many registrations as a short test can have, while others come and go. Each
 /// registration that stays is listed once.
 fn many_registrations(env: &Env) -> Result<()> {
     const LEN: usize = 512;

@@ -110,7 +110,7 @@ fn perftest(run: &mut Run, peer: &mut Peer) -> Result<Option<Side>> {
     Ok(Some(side))
 }
 
-/// What one machine reports to the other after a run.
+/// The report of one machine to the other after a run.
 struct Seen {
     counts: Counts,
     chunks: Chunks,

@@ -249,8 +249,8 @@ fn host_memory_at(va: u64, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// A process registers three allocations that were shared with it, and then a range with one in the
-/// middle that was not.
+/// Has a process register three allocations that were shared with it, and then a range with one in
+/// the middle that was not.
 fn of_another_process() -> Result<()> {
     const MIDDLE: u64 = FAR + SEGMENT as u64;
     let mut other = Helper::start(&["actor", "nic"])?;

@@ -85,8 +85,8 @@ fn refused(sizes: &Sizes, settings: Settings) -> Result<String> {
     Ok(said)
 }
 
-/// The right bytes arrive, by CRC and through BAR1. The library registers by dma-buf where the
-/// plain call fails, and only there.
+/// Checks that the right bytes arrive, by CRC and through BAR1, and that the library registers by
+/// dma-buf where the plain call fails, and only there.
 fn on_gpu(env: &Env, program: &str, settings: Settings) -> Result<()> {
     with_rate(|| {
         let sizes = Sizes::of(env, 20)?;
@@ -182,8 +182,8 @@ fn entered(pid: Pid) -> Result<Option<(u64, u64)>> {
     Ok(Some((entry.nr, if entry.nr == IOCTL { entry.args[1] } else { 0 })))
 }
 
-/// What cannot be registered fails as without the library. If the library tried dma-buf, it prints
-/// why.
+/// Memory that cannot be registered fails as without the library. If the library tried dma-buf, it
+/// prints why.
 fn wrong_input(_: &Env) -> Result<()> {
     let run = |settings: Settings| -> Result<(String, String)> {
         let ran =

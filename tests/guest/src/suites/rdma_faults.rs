@@ -53,7 +53,8 @@ pub fn suite(nvidia_c: bool) -> Suite {
 /// Returns the tests in this order, because each leaves more than the one before.
 pub fn leaks(nvidia_c: bool) -> Suite {
     let tests: [(&str, &[Mode], Run); 4] = [
-        // Before any free: lockdep would see a circle, and say no more.
+        // This comes before any free: after one, lockdep would report a circle here, and nothing
+        // more after that.
         ("rereg_without_a_stop", LEGACY, rereg_without_a_stop),
         ("never_stopped", LEGACY, never_stopped),
         ("key_of_a_killed_process", BOTH, key_of_a_killed_process),
@@ -206,7 +207,7 @@ fn one_key_at_a_time(env: &Env) -> Result<()> {
     ended(first_reg, second_reg, "killed")
 }
 
-/// Two registrations end. Of the second one's MR, the NIC says `state`.
+/// Finishes two registrations, and checks that the NIC says `state` of the second one's MR.
 fn ended(first: Beside<std::io::Result<Mr>>, second: Beside<std::io::Result<Mr>>, state: &str) -> Result<()> {
     let first = first.finish("the first registration")?.context("the first registration")?;
     let second = second.finish("the second registration")?.context("the second registration")?;

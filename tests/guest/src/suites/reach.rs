@@ -19,7 +19,7 @@ use crate::test::{emit, Env, NvidiaC, Suite, Test};
 pub fn suite() -> Suite {
     const PERSISTENT: Level = Level::Peermem(Mode::Persistent);
     let tests = [
-        // Before the kernel log has refusals, which name no pair.
+        // This comes before the kernel log has refusals, which name no pair.
         ("a_port_that_is_down", PERSISTENT, port_down as fn(&Env) -> Result<()>),
         ("pairs_that_do_not_reach_each_other", PERSISTENT, refused_pairs),
     ];
@@ -86,7 +86,8 @@ fn refused_pairs(_: &Env) -> Result<()> {
     modules::rmmod(PEERMEM)
 }
 
-/// The NIC without a link is left out, and named. Who asks for it is told why it was not tried.
+/// The NIC without a link is left out, and named. If it is asked for by name, the answer says why
+/// it was not tried.
 fn port_down(_: &Env) -> Result<()> {
     let second = SecondNic::add()?;
     let state = Path::new("/sys/class/infiniband").join(second.name()).join("ports/1/state");

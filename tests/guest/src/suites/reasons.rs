@@ -92,7 +92,7 @@ fn cases(mode: Mode) -> Vec<Case> {
     ]
 }
 
-/// The cases with tables that NVIDIA's own front does not make.
+/// Returns the cases with tables that NVIDIA's own front does not make.
 fn cases_of_tables(mode: Mode) -> Vec<Case> {
     use How::{Faults, Nic};
     if mode == Mode::Legacy {

@@ -113,8 +113,8 @@ fn name_taken(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// If both are loaded, the core asks the one that came first, and ours if that one does not want
-/// the memory.
+/// Checks that, with both loaded, the core asks the one that came first, and ours if that one does
+/// not want the memory.
 fn name_shared() -> Result<()> {
     modules::modprobe("nvidia-peermem", &[])?;
     let clients = lab::clients()?;

@@ -76,7 +76,7 @@ pub(super) fn reported(args: &[&str]) -> Result<(Value, Option<i32>, String)> {
     Ok((serde_json::from_str(found)?, said.code, report))
 }
 
-/// `peermemctl verify` with a report that it names itself.
+/// Returns the command `peermemctl verify`, whose report gets a name of its own choice.
 fn verify_in_tmp(args: &[&str]) -> Command {
     let mut command = Command::new("peermemctl");
     command.arg("verify").args(args).current_dir("/tmp");
@@ -132,7 +132,7 @@ fn each_way_moves_every_byte(_: &Env) -> Result<()> {
         ensure!(way["offsets"].as_u64() > Some(20) && done >= 4 && way["to_gpu"].as_f64() > Some(0.0), "{way}");
     }
     ensure!(all.len() >= 2 && matches!(code, Some(0 | 1)), "exit {code:?}: {found}");
-    // The module tells of its pins; of a dma-buf nothing does.
+    // The module shows the pages of its pins. Nothing shows those of a dma-buf.
     let pages = |name: &str| all.iter().find(|way| way["way"] == name).map(|way| way["page_bytes"].clone());
     let known = (pages("peer memory"), pages("dma-buf"));
     ensure!(known == (Some(json!(64 << 10)), Some(Value::Null)), "pages of {known:?}");
@@ -250,7 +250,7 @@ fn a_killed_run_leaves_nothing(_: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Without the module, only dma-buf is tried, and a way that is named is tried all the same.
+/// Without the module, only dma-buf is tried, unless a way is named.
 fn ways_without_the_module(_: &Env) -> Result<()> {
     let (found, code, _) = reported(&["--quick"])?;
     let levels = levels(&found);

@@ -41,7 +41,7 @@ pub fn suite(nvidia_c: bool) -> Suite {
     Suite { name: "programs", tests }
 }
 
-/// Between two machines, a GPU in each.
+/// Makes the suite that moves bytes between two machines, each of which has a GPU.
 pub fn pair(nvidia_c: bool) -> Suite {
     let modes = [Mode::Persistent, Mode::Legacy];
     let mut tests = in_modes(nvidia_c, &modes, "nixl", |env| nixl::two_machines(env, Way::PeerMemory));
@@ -78,8 +78,8 @@ fn listed(list: &str, program: &str) -> Result<Option<String>> {
     Ok(text.lines().find_map(|line| line.strip_prefix(program)?.strip_prefix(' ')).map(str::to_string))
 }
 
-/// Mounts the disk for these programs. A test that needs one whose wheel could not be had is skipped
-/// (ci/qemu/disk.sh).
+/// Mounts the disk for these programs. A test is skipped if it needs one whose wheel could not be
+/// fetched (ci/qemu/disk.sh).
 fn programs(needed: &[&str]) -> Result<()> {
     mount_disk()?;
     for program in needed {
@@ -90,7 +90,7 @@ fn programs(needed: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Each program is on the disk, or is named as one that could not be had.
+/// Checks that each program is on the disk, or is named there as one that could not be fetched.
 fn disk_tells_of_each_program() -> Result<()> {
     mount_disk()?;
     for program in ["nixl", "ucx", "mooncake"] {
@@ -104,11 +104,12 @@ fn disk_tells_of_each_program() -> Result<()> {
 /// How GPU memory is registered with the NIC.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// By address: a plain `ibv_reg_mr()`, and so the module.
+    /// The program registers by address: by a plain `ibv_reg_mr()`, and so by the module.
     PeerMemory,
     /// The program's own choice where driver, core and NIC can.
     DmaBuf,
-    /// By address, and without a module: the preload library makes a dma-buf of it.
+    /// The program registers by address, and there is no module: the preload library makes a
+    /// dma-buf of it.
     Preload,
 }
 
@@ -121,7 +122,7 @@ impl Way {
         }
     }
 
-    /// Did what was registered take this way?
+    /// Checks that memory was registered by this way.
     fn was_taken(self, registered: usize, at_least: usize) -> Result<()> {
         match self {
             Self::PeerMemory => ensure!(
@@ -159,13 +160,13 @@ fn doctor_says(rule: &str, pid: u32) -> Result<String> {
     check["message"].as_str().map(str::to_string).with_context(|| format!("{id} says nothing: {check}"))
 }
 
-/// Where a program on the UCX of NIXL's wheel finds its libraries. The folder `verbs` has the wheel's own
-/// libibverbs, by the name that the NIC's driver looks for.
+/// Returns the search path of libraries for a program that runs on the UCX of NIXL's wheel. The
+/// folder `verbs` has the wheel's own libibverbs, by the name that the NIC's driver looks for.
 fn wheels_libraries() -> String {
     format!("{PROGRAMS}/ucx/lib:{PROGRAMS}/verbs:{WHEEL}/nixl_cu12.libs:{PROGRAMS}/lib")
 }
 
-/// The environment of a program on UCX, which writes its log there.
+/// Returns the environment of a program that runs on UCX and writes its log into the file `log`.
 fn ucx_settings(way: Way, log: &str) -> BTreeMap<&'static str, String> {
     let mut settings = BTreeMap::from([
         // Through the NIC, where two processes of one machine would take shared memory or IPC.
@@ -183,10 +184,10 @@ fn ucx_settings(way: Way, log: &str) -> BTreeMap<&'static str, String> {
     settings
 }
 
-/// How a program chose its way, out of its own log.
+/// The choice that a program made between the ways, as its own log says.
 #[derive(Default)]
 struct Choice {
-    /// What it looked at.
+    /// The places where the program looked.
     looked_at: String,
     /// The lines that say so, as it wrote them.
     lines: Vec<String>,
@@ -216,7 +217,7 @@ fn ucx_chose(log: &str) -> Choice {
     Choice { looked_at: looked.join(", "), lines }
 }
 
-/// The last lines of a file.
+/// Returns the last lines of a file.
 fn end_of(log: impl AsRef<Path>) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -254,7 +255,7 @@ impl Running {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// What follows this word on a line that the program says.
+    /// Waits until the program prints a line with this word, and returns what follows the word there.
     fn hear(&mut self, word: &str, limit: Duration) -> Result<String> {
         let begin = Instant::now();
         loop {
@@ -305,8 +306,8 @@ struct Left {
     last: Vec<u32>,
 }
 
-/// A process's allocations of at least `size` bytes, in the order in which they were made: their
-/// first `size` bytes.
+/// Returns the CRCs of the first `size` bytes of each allocation of a process that is at least that
+/// long, in the order in which they were made.
 fn left_behind(pid: u32, size: usize) -> Result<Vec<Left>> {
     let gpu = gpu::lab()?;
     let chunks = gpu.chunks()?;
@@ -376,7 +377,7 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Writes it down, with what was counted where bytes moved.
+    /// Writes the row into the results, with what was counted where bytes moved.
     fn write(&self, env: &Env, seen: Option<&Seen>) {
         let mode = env.mode.filter(|_| self.way == Way::PeerMemory).map(Mode::name);
         let module = match (mode, env.nvidia_c) {

@@ -101,7 +101,7 @@ fn left(side: &Running) -> Result<Left> {
     left_behind(side.pid(), SIZE)?.pop().context("it had no memory of a GPU")
 }
 
-/// What was moved has arrived, and nothing else has changed.
+/// Checks that what was moved has arrived, and that nothing else has changed.
 fn compare(operation: &str, initiator: &Left, target: &Left) -> Result<()> {
     let (from, to) = if operation == "write" { (initiator, target) } else { (target, initiator) };
     let moved = BATCH * BLOCK / GPU_PAGE;
@@ -132,7 +132,7 @@ fn run(env: &Env, way: Way, operation: &str) -> Result<()> {
     nothing_stays()
 }
 
-/// The target on one machine, the initiator on the other.
+/// Runs the target on one machine and the initiator on the other.
 pub fn two_machines(env: &Env, way: Way, operation: &str) -> Result<()> {
     programs(&["mooncake"])?;
     together(env, &format!("mooncake {operation} {}", way.name()), |peer| {

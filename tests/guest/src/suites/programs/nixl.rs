@@ -77,27 +77,28 @@ impl Pair {
         Self::start_on(way, ["0", "0"])
     }
 
-    /// Each with memory of that GPU.
+    /// Starts the two agents, each of which makes memory of the GPU that `gpus` names for it.
     fn start_on(way: Way, gpus: [&str; 2]) -> Result<Self> {
         let (alice, alices) = agent(NAMES[0], way, gpus[0])?;
         let (bob, bobs) = agent(NAMES[1], way, gpus[1])?;
         Ok(Self { agents: [alice, bob], logs: [alices, bobs] })
     }
 
-    /// An agent makes registered memory, by this command.
+    /// Has an agent make registered memory, by this command.
     fn made(&mut self, agent: usize, command: &str) -> Result<Made> {
         let said = self.ask(agent, command)?;
         let (number, at) = said.split_once(' ').with_context(|| format!("{said:?}"))?;
         Ok(Made { number: number.to_string(), at: at.to_string() })
     }
 
-    /// Each makes registered memory.
+    /// Has each agent make registered memory.
     fn make(&mut self, kinds: [&str; 2], size: usize, seeds: [u64; 2]) -> Result<[Made; 2]> {
         let mut make = |agent: usize| self.made(agent, &format!("make {} {size} {}", kinds[agent], seeds[agent]));
         Ok([make(0)?, make(1)?])
     }
 
-    /// The first agent writes its memory to the second's, of that kind and GPU; the second hears of it.
+    /// Has the first agent write its memory to the second's, which is of the kind and GPU in `to`, and
+    /// checks that the second agent is notified.
     fn write(&mut self, mine: &Made, to: (&str, u32), theirs: &Made) -> Result<()> {
         self.transfer("write", mine, to, theirs)?;
         let said = self.ask(1, "notification alice")?;
@@ -105,7 +106,7 @@ impl Pair {
         Ok(())
     }
 
-    /// The first agent reads the second's memory into its own.
+    /// Has the first agent read the second's memory into its own.
     fn read(&mut self, mine: &Made, from: (&str, u32), theirs: &Made) -> Result<()> {
         self.transfer("read", mine, from, theirs)
     }
@@ -116,7 +117,7 @@ impl Pair {
         self.ask(0, &command).map(drop)
     }
 
-    /// Each hears what the other has registered by now.
+    /// Tells each agent what the other has registered by now.
     fn meet(&mut self) -> Result<()> {
         for (i, other) in [(0, 1), (1, 0)] {
             let metadata = self.ask(other, "metadata")?;
@@ -132,7 +133,7 @@ impl Pair {
         said.with_context(|| format!("{}: {short}\n{}", NAMES[agent], end_of(&self.logs[agent])))
     }
 
-    /// Are all bytes of these memories those of the seed?
+    /// Checks that all bytes of these memories are those of the seed.
     fn compare(&mut self, what: &str, memories: [&Made; 2], seed: u64) -> Result<()> {
         for (agent, memory) in memories.into_iter().enumerate() {
             let spoilt = self.ask(agent, &format!("spoilt {} {seed}", memory.number))?;
@@ -194,13 +195,15 @@ fn vram_and_dram(env: &Env) -> Result<()> {
     both_ways(env, Way::PeerMemory, ["dram", "vram"], MIB)
 }
 
-/// As PyTorch's expandable segments are: several allocations, one behind the other.
+/// Agents register memory as PyTorch's expandable segments are: several allocations, one behind the
+/// other.
 fn segments(env: &Env) -> Result<()> {
     both_ways(env, Way::PeerMemory, ["segments", "segments"], 6 * MIB)
 }
 
-/// As PyTorch's caching allocator does: tensors are parts of a large allocation, at multiples of 512
-/// bytes, so two that are registered share a page of the GPU. What one receives is not the other's.
+/// Tensors are parts of a large allocation, at multiples of 512 bytes, as PyTorch's caching
+/// allocator makes them. So two that are registered share a page of the GPU, and still what one
+/// receives does not change the other.
 fn parts_of_a_block(env: &Env) -> Result<()> {
     const SIZE: usize = 1 << 20;
     let mut rng = env.rng()?;
@@ -314,8 +317,8 @@ fn two_gpus(env: &Env) -> Result<()> {
     nothing_stays()
 }
 
-/// Revocable pins cannot have several allocations: NIXL is told so by the errno, in UCX's words. With
-/// NVIDIA's module it is the errno of any bad address.
+/// Revocable pins cannot have several allocations. NIXL gets an errno for that, and prints it in
+/// UCX's words. With NVIDIA's module it is the errno of any bad address.
 fn segments_are_refused(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let mut pair = Pair::start(Way::PeerMemory)?;
@@ -354,7 +357,7 @@ fn killed(env: &Env) -> Result<()> {
     pair.agents[0].tell(&format!("write {} bob vram 0 {} late", mine.number, theirs.at))?;
     let [alice, bob] = pair.agents;
     bob.kill()?;
-    // It is told sooner or later, and has the memory meanwhile.
+    // The other agent notices sooner or later, and has the memory meanwhile.
     alice.kill()?;
     nothing_stays()
 }
@@ -376,10 +379,11 @@ fn without_a_way(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// An agent on each machine: alice writes to bob's memory and reads from it.
+/// Runs an agent on each machine: alice writes to bob's memory and reads from it.
 pub fn two_machines(env: &Env, way: Way) -> Result<()> {
     const SIZE: usize = 4 * MIB;
-    // The same on both machines: nothing is compared that has to be told.
+    // The seeds are the same on both machines, so these need not tell each other what to compare
+    // with.
     const SEEDS: [u64; 2] = [45, 54];
     programs(&["nixl"])?;
     together(env, &format!("nixl {}", way.name()), |peer| {

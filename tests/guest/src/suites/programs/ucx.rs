@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(90);
 const SIZE: usize = 3 * MIB;
 const TIMES: usize = 4;
 
-/// Not `ucp_put_bw` and `ucp_get`: on this NIC they wait for ever, with host memory, too.
+/// `ucp_put_bw` and `ucp_get` are left out: on this NIC they wait for ever, with host memory, too.
 const TESTS: [&str; 3] = ["tag_bw", "ucp_am_bw", "ucp_put_lat"];
 
 pub fn tests(nvidia_c: bool) -> Vec<Test> {
@@ -34,7 +34,8 @@ pub fn tests(nvidia_c: bool) -> Vec<Test> {
     tests
 }
 
-/// Debian 12's UCX knows no dma-buf, and looks for the module in one place alone.
+/// Makes the suite of Debian 12's UCX, which knows no dma-buf and looks for the module in one place
+/// only.
 pub fn suite(nvidia_c: bool) -> Suite {
     let modes = [Mode::Persistent, Mode::Legacy];
     let tests = in_modes(nvidia_c, &modes, "ucx_perftest", debians);
@@ -45,8 +46,8 @@ fn all(env: &Env, way: Way) -> Result<()> {
     TESTS.iter().try_for_each(|test| of_wheel(env, way, test, &[]).with_context(|| test.to_string()))
 }
 
-/// Without UCX's cache of registrations and its hooks in CUDA's memory calls. (The program registers its
-/// buffers itself, once, so the number is the same.)
+/// Moves bytes without UCX's cache of registrations and its hooks in CUDA's memory calls. (The
+/// program registers its buffers itself, once, so the number is the same.)
 fn without_cache(env: &Env) -> Result<()> {
     of_wheel(env, Way::PeerMemory, TESTS[0], &[("UCX_RCACHE_ENABLE", "n"), ("UCX_MEM_EVENTS", "n")])
 }
@@ -111,10 +112,11 @@ fn debians(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// What each of the two processes writes.
+/// The log of each of the two processes.
 const LOGS: [&str; 2] = ["/tmp/ucx-server.log", "/tmp/ucx-client.log"];
 
-/// Runs a test between two processes, and compares what arrived. `running` is told the server.
+/// Runs a test between two processes, and compares what arrived. `running` is called with the
+/// server's process while both run.
 fn run(
     env: &Env,
     program: &str,

@@ -174,7 +174,7 @@ pub fn no_key(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The registration ends after a callback has found its umem. The core then forgets the umem's
+/// Forces a registration to end after a callback has found its umem. The core then forgets the umem's
 /// client, and the callback reads it.
 fn no_key_beside_a_free(env: &Env, bench: &Bench, memory: DeviceMemory) -> Result<()> {
     lab::set_nic("fail_mkey", 1)?;

@@ -14,8 +14,8 @@ use crate::suites::{Bench, FAR, KIB};
 use crate::test::Env;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 
-/// One thread's registration stands between acquire and get_pages, another's is complete, and the
-/// memory of both is freed.
+/// Stops one thread's registration between acquire and get_pages, completes another's, and frees the
+/// memory of both.
 fn two_meet(env: &Env, pd: &Arc<Pd>, rm: &nvlab::Client) -> Result<()> {
     let memory = rm.request(0, SIZE as u64).at(FAR).alloc()?;
     let stop = Stop::core("before_get_pages")?;

@@ -80,7 +80,7 @@ pub fn rereg(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// What cannot be registered cannot be re-registered onto either.
+/// A region cannot be moved by a re-registration onto memory that cannot be registered.
 pub fn rereg_fails(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let other = bench.cuda.alloc(2 * MIB)?;
@@ -107,8 +107,8 @@ pub fn rereg_without_mkey(env: &Env) -> Result<()> {
 /// A request: its description, an address, a length, and the errno that it gets.
 type Wish = (&'static str, u64, usize, i32);
 
-/// A re-registration that fails leaves the region as it was: key, memory, bytes. `wishes` is called
-/// when nothing is allocated any more. `fail_mkey` is set for each.
+/// Checks that a re-registration that fails leaves the region as it was: key, memory, bytes. The last
+/// allocation is made before `wishes` is called. `fail_mkey` is set for each request.
 fn refused(env: &Env, bench: &Bench, wishes: impl FnOnce() -> Result<Vec<Wish>>, fail_mkey: u64) -> Result<()> {
     let mut rng = env.rng()?;
     let link = Loopback::new(&bench.pd)?;
