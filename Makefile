@@ -17,10 +17,10 @@ NVIDIA ?= $(call told_if_install,NVIDIA)
 KERNEL_CRATE ?= $(call told_if_install,KERNEL_CRATE)
 # The name up to 0.1.0: for one release it is refused, because it would be ignored without a word.
 $(if $(PROVIDER),$(error PROVIDER=$(PROVIDER): the variable is called KERNEL_CRATE now, own or lite))
-# Where the lab's is.
+# The lab has its cache at the same place.
 cache = $(or $(NVPM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/nvidia-peermem)
-# What kernel-lite needs of others: where the last build found it, in a source archive, or where
-# `make deps` puts it.
+# The crates that kernel-lite needs of others are where the last build found them, in a source
+# archive, or where `make deps` puts them.
 whole = $(if $(shell sh kernel-lite/missing.sh '$(1)'),,$(1))
 DEPS ?= $(or $(call whole,$(call told,DEPS)),$(call whole,$(CURDIR)/kernel-lite/deps),$(cache)/kernel-lite-deps)
 
@@ -31,7 +31,8 @@ INSTALL_MOD_PATH ?= $(DESTDIR)
 $(foreach name,CURDIR OUT KDIR DEPS INSTALL_MOD_PATH,$(if $(word 2,$($(name))),$(error \
 	$(name)=$($(name)): make cannot build where a path has a space; use another folder)))
 
-# In full: Kbuild runs in another folder, and each is compared with what the last build was told.
+# These paths are made absolute: Kbuild runs in another folder, and each is compared with what the
+# last build was told.
 override OUT := $(abspath $(OUT))
 override KDIR := $(abspath $(KDIR))
 override OFED := $(abspath $(OFED))
@@ -68,7 +69,7 @@ kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-
 	$${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} KBUILD_EXTRA_SYMBOLS="$$PREFLIGHT_SYMVERS" \
 	NVPM_VENDOR_NV_P2P="$$PREFLIGHT_NV_P2P" NVPM_VENDOR_PEER_MEM="$$PREFLIGHT_PEER_MEM"
 
-# What each module that was built must pass, by its script in mk/.
+# The gates that each built module must pass, by their scripts in mk/.
 gates = no-panic callback-tail relocations landing-pads shadow-stack
 
 # Says whether the module can be built, and against what.
@@ -115,11 +116,11 @@ verify:
 	@[ -x '$(TOOLS)/peermemctl' ] || $(MAKE) --no-print-directory tools
 	@'$(TOOLS)/peermemctl' verify --module $(VERIFY)
 
-# What kernel-lite needs of others, by name, into the cache.
+# Fetches what kernel-lite needs of others into the cache.
 deps:
 	@MAKEFLAGS= CARGO='$(CARGO)' sh kernel-lite/deps.sh '$(DEPS)'
 
-# What root builds here stays the user's, whose next make would fail on files of root.
+# Gives what root builds here to the user, whose next make would fail on files of root.
 give_back = $(if $(filter $(CURDIR)/%,$(OUT)),[ "$$(id -u)" != 0 ] || \
 	chown -Rh --from=0 --reference='$(CURDIR)' $(if $(wildcard $(CURDIR)/build),'$(CURDIR)/build') '$(OUT)',true)
 
@@ -134,7 +135,7 @@ install:
 uninstall:
 	@$(INSTALL_ENV) sh mk/install.sh uninstall
 
-# What the lab made stays: lab-clean.
+# This leaves what the lab made: lab-clean removes that.
 clean:
 	rm -rf '$(OUT)' '$(OUT)-lint' '$(OUT)-doc' $(foreach name,packages target tools user,'$(CURDIR)/build/$(name)')
 
@@ -145,8 +146,7 @@ fmt:
 clippy = . '$(OUT)-lint/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(1)' MO='$(2)' NVPM_KERNEL_CRATE=own RUSTC='$(RUSTC)' CLIPPY=1 \
 	$(for_arch) $${PREFLIGHT_LLVM:+LLVM=$$PREFLIGHT_LLVM} NVPM_RUSTFLAGS=-Dwarnings --no-print-directory $(3)
 
-# What the kernel's own checks would say: rustfmt, clippy with the kernel's lints as errors,
-# checkpatch.
+# Runs the kernel's own checks: rustfmt, clippy with the kernel's lints as errors, checkpatch.
 lint:
 	$(RUSTFMT) --check src/peer_client.rs samples/edu-dma/edu_dma.rs
 	@$(PREFLIGHT_ENV) OUT='$(OUT)-lint' KERNEL_CRATE=own sh mk/preflight.sh
@@ -155,14 +155,15 @@ lint:
 	perl '$(KDIR)/source/scripts/checkpatch.pl' --no-tree --terse --no-summary -f src/ffi/*.[ch] \
 		bindings/*.h bindings/*.c kernel-lite/helpers.[ch] samples/edu-dma/*.c
 
-# In a folder of its own: what `make` built is for `make install`.
+# This builds in a folder of its own: what `make` built is for `make install`.
 doc: override OUT := $(OUT)-doc
 doc:
 	@$(PREFLIGHT_ENV) KERNEL_CRATE=own sh mk/preflight.sh
 	+@$(kbuild) --no-print-directory NVPM_DOC=y modules
 	@echo "doc: $(OUT)/doc/peer_client/index.html"
 
-# At most two minutes once it has built: format, lints and host tests, without a kernel tree.
+# Checks format and lints and runs host tests, without a kernel tree, in two minutes at most once
+# everything is built.
 check: lab-bootstrap
 	@$(lab_env) sh mk/check.sh cargo '$(CURDIR)/build/target'
 
