@@ -4,7 +4,7 @@
 
 use crate::machine::{Layers, Machine, Resolved, Said};
 use crate::stubs::{deb, our_rpm, ours, BROKEN, DEBS, NEXT, NVIDIA, OFED};
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 
 /// One transition, which starts from a machine with both neighbours and our package.
 pub struct Transition {
@@ -91,6 +91,7 @@ pub const ALL: &[Transition] = &[
     quick("removed_while_unpacked", removed_while_unpacked),
     long(RPM, rpm),
     long(RPM_INTERRUPTED, rpm_interrupted),
+    long(README, readme),
     long("peermemctl", peermemctl),
     long("peermemctl_by_rpm", peermemctl_by_rpm),
     long("metrics", metrics),
@@ -106,8 +107,9 @@ const MONITORING: &str = "monitoring.txt";
 pub const INSTALLED: &str = "installed";
 const RPM: &str = "rpm";
 const RPM_INTERRUPTED: &str = "rpm_interrupted";
+const README: &str = "readme";
 /// The transitions that start from a machine with the neighbours alone.
-pub const WITHOUT_OURS: [&str; 2] = [RPM, RPM_INTERRUPTED];
+pub const WITHOUT_OURS: [&str; 3] = [RPM, RPM_INTERRUPTED, README];
 
 impl Test {
     /// Runs a script with a transaction of dpkg or rpm, which may fail. The row that follows has
@@ -1194,6 +1196,58 @@ const LEFT: &str = "find / -xdev -name '*peermemctl*' ! -path '/srv/*' ! -path '
 fn looks(test: &Test) -> Result<()> {
     let text = test.machine.must(LOOKS)?;
     one_line(&text, &["peermemctl ", &test.version])
+}
+
+/// An admin types what README's section on installation shows: the packages that it names are there, a
+/// user builds, root installs, and both see the last lines that README shows.
+fn readme(test: &mut Test) -> Result<()> {
+    let text = include_str!("../../../README.md");
+    let section = text.split("## Install\n").nth(1).and_then(|rest| rest.split("\n## ").next()).context("Install")?;
+    let mut blocks = section.split("\n\n").filter(|block| block.starts_with("    "));
+    let (commands, shown) = (blocks.next().context("commands")?, blocks.next().context("what they print")?);
+    let lines: Vec<&str> = commands.lines().map(str::trim).collect();
+    let [packages, debian_12, build, install, load] = lines[..] else {
+        bail!("README's commands are others now: {lines:?}")
+    };
+    let mut packages = packages.strip_prefix("apt-get install ").context("README's first command")?.to_string();
+    if test.machine.run("grep -q '^VERSION_ID=.12' /etc/os-release")?.ok {
+        for name in debian_12.strip_prefix("# Debian 12: ").context("README's second line")?.split(' ') {
+            packages = packages.replace(&format!(" {}", name.replace("-web", "")), &format!(" {name}"));
+        }
+    }
+    test.machine.must(&format!("dpkg -s {packages} >/dev/null"))?;
+    let code = |line: &'static str| line.split('#').next().unwrap_or(line).trim().to_string();
+    let user = format!("su admin -c 'cd ~/source && {}'", code(build));
+    let built = test.machine.must(&format!(
+        "useradd --create-home admin; cp -R /srv/source /home/admin/source; cp -R /root/.cargo /home/admin/.cargo
+        rm -rf /home/admin/source/build; chown -R admin: /home/admin; {user}"
+    ))?;
+    let installed = test.transaction(&format!("cd /home/admin/source; {}", code(install)))?;
+    let kernel = test.kernel()?;
+    // README shows one kernel's name, whose files are compressed.
+    let plain = |text: &str, kernel: &str| text.replace(kernel, "KERNEL").replace(".ko.xz", ".ko");
+    let shown_kernel = shown.split_whitespace().skip_while(|word| *word != "kernel").nth(1).context("a kernel")?;
+    // A line that is too long for the page goes on in the next one.
+    let shown = plain(&shown.replace("\n      ", " "), shown_kernel);
+    let seen = plain(&(built + &installed), &kernel);
+    for line in shown.lines().map(str::trim) {
+        let (before, after) = line.split_once("...").unwrap_or((line, ""));
+        let there = seen.lines().any(|seen| seen.trim().starts_with(before) && seen.ends_with(after));
+        ensure!(there, "README shows a line that nobody sees: {line}\n{seen}");
+    }
+    let takes = test.machine.must(&format!("{} --show-depends --dry-run -S {kernel}", code(load)))?;
+    let ours = format!("/lib/modules/{kernel}/updates/nvidia-peermem-rust/nvidia-peermem.ko");
+    one_line(&takes, &[&ours])?;
+    test.row(&kernel, "`make install`, as README says", "`updates/nvidia-peermem-rust/nvidia-peermem.ko`")?;
+    test.machine
+        .must("/usr/local/bin/peermemctl --version; /usr/local/bin/peermemctl doctor >/tmp/doctor || [ $? -le 3 ]")?;
+    test.transaction("cd /home/admin/source; make uninstall")?;
+    let got = test.machine.resolved(&kernel)?;
+    test.row(&kernel, "`make uninstall`", &got.to_string())?;
+    ensure!(matches!(got, Resolved::Nvidia(_)), "after make uninstall modprobe takes {got}");
+    let root = test.machine.must("find /home/admin ! -user admin")?;
+    ensure!(root.is_empty(), "files of root in the user's folder:\n{root}");
+    Ok(())
 }
 
 fn peermemctl(test: &mut Test) -> Result<()> {
