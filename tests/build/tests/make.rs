@@ -469,6 +469,7 @@ fn every_crate_is_a_member_of_a_workspace() {
             members.insert(manifest.strip_prefix(repository()).expect("here").display().to_string());
         }
     }
+    assert!(!crates.is_empty(), "git knows no crate");
     assert_eq!(crates, members);
 }
 
