@@ -54,8 +54,11 @@ sbom() {
 	}
 	# The module's part of the top lock file, with the two crates that deps.sh leaves out.
 	(cd "$stage/$name" && for crate in $(ls kernel-lite/deps) rustc_version semver; do
-		awk -v RS= -v name="\"$crate\"" '$4 == name { print $0 "\n" }' Cargo.lock
-	done >"$out/Cargo.lock" && mv "$out/Cargo.lock" kernel-lite/deps/)
+		awk -v RS= -v name="\"$crate\"" '$4 == name { print $0 "\n"; found = 1 } END { exit !found }' Cargo.lock || {
+			echo "make dist: Cargo.lock has no crate $crate, which kernel-lite needs" >&2
+			exit 1
+		}
+	done >"$out/Cargo.lock" && mv "$out/Cargo.lock" kernel-lite/deps/) || exit 1
 	for part in module:kernel-lite/deps peermemctl:tools/peermemctl libgpumr:user; do
 		file=$out/$name-${part%%:*}.cdx.json lock=${part#*:}/Cargo.lock
 		rm -f "$file" "$file.new"

@@ -1239,8 +1239,7 @@ fn readme(test: &mut Test) -> Result<()> {
     let ours = format!("/lib/modules/{kernel}/updates/nvidia-peermem-rust/nvidia-peermem.ko");
     one_line(&takes, &[&ours])?;
     test.row(&kernel, "`make install`, as README says", "`updates/nvidia-peermem-rust/nvidia-peermem.ko`")?;
-    test.machine
-        .must("/usr/local/bin/peermemctl --version; /usr/local/bin/peermemctl doctor >/tmp/doctor || [ $? -le 3 ]")?;
+    test.machine.must("/usr/local/bin/peermemctl --version")?;
     test.transaction("cd /home/admin/source; make uninstall")?;
     let got = test.machine.resolved(&kernel)?;
     test.row(&kernel, "`make uninstall`", &got.to_string())?;
