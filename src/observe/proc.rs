@@ -6,11 +6,12 @@
 //! [`Module`] or a [`Snapshot`].
 
 use crate::ffi::raw;
-use crate::ffi::shim::{self, Kind, Process};
+use crate::ffi::shim::{self, Kind};
 use crate::observe::reason::Reason;
 use crate::observe::refusals::{self, Asked, Failure};
 use crate::observe::stats::{self, Call, Counter, PerClient, Summary};
-use crate::range::Span;
+use crate::pin::shown::{Snapshot, Tables};
+use crate::pin::state::Phase;
 use core::fmt::{self, Write};
 use kernel::error::to_result;
 use kernel::prelude::*;
@@ -117,37 +118,18 @@ pub(crate) struct Pair {
     pub(crate) reach: &'static str,
 }
 
-/// What the provider's tables said of a registration.
-#[derive(Clone, Copy)]
-pub(crate) struct Tables {
-    /// Pins, each with a table: one for each allocation.
-    pub(crate) pieces: usize,
-    /// Pages of all of them.
-    pub(crate) pages: u64,
-    /// Bytes per page of the first.
-    pub(crate) page_size: u64,
-}
-
-/// A registration at one moment.
-pub(crate) struct Snapshot {
-    pub(crate) client: Asked,
-    pub(crate) process: Process,
-    pub(crate) comm: [u8; 16],
-    pub(crate) user: Span,
-    /// Bytes of the pins that exist now.
-    pub(crate) pinned_bytes: u64,
-    pub(crate) state: &'static str,
-    pub(crate) tables: Option<Tables>,
-    pub(crate) runs: usize,
-    /// PCI numbers, 0 for none.
-    pub(crate) gpu: u64,
-    pub(crate) nic: u64,
-    /// When it was pinned, 0 before.
-    pub(crate) since_ns: u64,
-    /// When the free callback that is running now began, 0 without one.
-    pub(crate) callback_ns: u64,
-    /// Whether that callback is waiting for the core.
-    pub(crate) invalidating: bool,
+/// Returns the word for `phase` (docs/proc.md).
+fn word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Pinning => "pinning",
+        Phase::Pinned => "pinned",
+        Phase::Mapped => "mapped",
+        Phase::Unmapped => "key_not_destroyed",
+        Phase::Revoked => "revoked",
+        Phase::Orphan => "orphan",
+        Phase::Ending => "ending",
+        Phase::Gone => "gone",
+    }
 }
 
 /// Writes one line of `stats` for each client and one for their total.
@@ -275,7 +257,7 @@ fn who(f: &mut Seq, row: &Snapshot) -> fmt::Result {
 /// Writes one line of `registrations`.
 pub(crate) fn registration(f: &mut Seq, row: &Snapshot) -> fmt::Result {
     who(f, row)?;
-    write!(f, " kind={} state={}", row.client.kind.text(), row.state)?;
+    write!(f, " kind={} state={}", row.client.kind.text(), word(row.phase))?;
     write!(f, " va={:#x} length={} pinned_bytes={}", row.user.start(), row.user.len(), row.pinned_bytes)?;
     match row.tables {
         Some(Tables { pieces, pages, page_size }) => {

@@ -7,11 +7,12 @@ use crate::ffi::raw;
 use crate::ffi::shim;
 use crate::gpu::topology;
 use crate::invalidate;
-use crate::observe::proc::{self, Module, Pair, Seq, Snapshot};
+use crate::observe::proc::{self, Module, Pair, Seq};
 use crate::observe::refusals;
 use crate::peer::client::{self, Client};
 use crate::pin::registration::Registration;
 use crate::pin::registry;
+use crate::pin::shown::Snapshot;
 use crate::pin::state::Phase;
 use kernel::prelude::*;
 

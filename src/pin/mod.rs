@@ -10,7 +10,7 @@ mod pieces;
 pub(crate) mod pinning;
 pub(crate) mod registration;
 pub(crate) mod registry;
-mod shown;
+pub(crate) mod shown;
 pub(crate) mod state;
 mod steps;
 mod tables;

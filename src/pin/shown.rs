@@ -1,13 +1,46 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What admins see of a registration: in `/proc`, in the log, by tracepoints.
+//! What a driver can show of a registration: in a file, in the log, by tracepoints.
 
 use crate::ffi::raw;
-use crate::observe::proc::Snapshot;
+use crate::ffi::shim::Process;
 use crate::observe::refusals::Asked;
 use crate::pin::registration::{Inner, Registration};
-use crate::pin::state::Memory;
+use crate::pin::state::{Memory, Phase};
 use crate::range::Span;
+
+/// What the provider's tables said of a registration.
+#[derive(Clone, Copy)]
+pub(crate) struct Tables {
+    /// Pins, each with a table: one for each allocation.
+    pub(crate) pieces: usize,
+    /// Pages of all of them.
+    pub(crate) pages: u64,
+    /// Bytes per page of the first.
+    pub(crate) page_size: u64,
+}
+
+/// A registration at one moment.
+pub(crate) struct Snapshot {
+    pub(crate) client: Asked,
+    pub(crate) process: Process,
+    pub(crate) comm: [u8; 16],
+    pub(crate) user: Span,
+    /// Bytes of the pins that exist now.
+    pub(crate) pinned_bytes: u64,
+    pub(crate) phase: Phase,
+    pub(crate) tables: Option<Tables>,
+    pub(crate) runs: usize,
+    /// PCI numbers, 0 for none.
+    pub(crate) gpu: u64,
+    pub(crate) nic: u64,
+    /// When it was pinned, 0 before.
+    pub(crate) since_ns: u64,
+    /// When the free callback that is running now began, 0 without one.
+    pub(crate) callback_ns: u64,
+    /// Whether that callback is waiting for the device to stop.
+    pub(crate) invalidating: bool,
+}
 
 impl Registration {
     /// Returns the owner as refusals and `/proc` name it.
@@ -30,7 +63,7 @@ impl Registration {
         raw::nvpm_traced { va: piece.start(), length: piece.len(), ..self.traced() }
     }
 
-    /// Returns this registration as the admin sees it. `inner` is its own.
+    /// Returns this registration at this moment. `inner` is its own.
     pub(crate) fn snapshot(&self, inner: &Inner) -> Snapshot {
         let (runs, (gpu, nic)) = match inner.state.memory() {
             Memory::None => (0, (0, 0)),
@@ -43,7 +76,7 @@ impl Registration {
             comm: self.comm,
             user: self.range().user(),
             pinned_bytes: inner.counted.bytes,
-            state: inner.state.phase().text(),
+            phase: inner.state.phase(),
             tables: inner.tables,
             runs,
             gpu,

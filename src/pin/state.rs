@@ -76,22 +76,6 @@ pub(crate) enum Phase {
     Gone,
 }
 
-impl Phase {
-    /// Returns its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
-    pub(crate) fn text(self) -> &'static str {
-        match self {
-            Self::Pinning => "pinning",
-            Self::Pinned => "pinned",
-            Self::Mapped => "mapped",
-            Self::Unmapped => "key_not_destroyed",
-            Self::Revoked => "revoked",
-            Self::Orphan => "orphan",
-            Self::Ending => "ending",
-            Self::Gone => "gone",
-        }
-    }
-}
-
 /// Who was first, where the free callback races with the caller for the pin.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]

@@ -5,9 +5,9 @@
 use crate::ffi::shim;
 use crate::gpu::page_table::Reader;
 use crate::gpu::{Piece, Pinned};
-use crate::observe::proc::Tables;
 use crate::observe::reason::Reason;
 use crate::pin::registration::{Inner, Registration};
+use crate::pin::shown::Tables;
 use crate::several::Several;
 use crate::sg::Runs;
 use kernel::prelude::*;
