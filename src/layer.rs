@@ -11,7 +11,7 @@
 //! - [`gpu`] memory of a GPU: pins, page tables, BARs, topology
 //! - [`dma`] mappings for a device
 //! - [`sg`] runs of contiguous memory, and scatterlists of them
-//! - [`observe`] what only reports: counters, refusals, `/proc`, tracepoints
+//! - [`observe`] what only reports: counters, refusals, tracepoints
 //! - [`range`] the range of a registration, [`several`] one of something or more, [`num`]
 //!   conversions that cannot fail
 //! - [`ffi`] everything that is C or speaks to C

@@ -5,7 +5,7 @@
 //! This file is the way in: loading and unloading, and a thin function for each of the core's seven
 //! callbacks. The work is done below it:
 //!
-//! - [`peer`] what speaks with ib_core: its question, clients, parameters, what `/proc` shows of them
+//! - [`peer`] what speaks with ib_core: its question, clients, parameters, `/proc`
 //! - [`layer`] the pin layer, which any driver may use
 
 #![deny(
@@ -28,9 +28,8 @@ use kernel::prelude::*;
 use kernel::sync::Arc;
 use kernel::types::ForeignOwnable;
 use layer::*;
-use observe::proc;
 use peer::client::{self, Client, Clients};
-use peer::{parameters, walk};
+use peer::{parameters, proc, walk};
 use pin::registration::Registration;
 
 module! {

@@ -15,13 +15,3 @@
 
 /* Its symbols are weak, so modprobe would not load it for them. */
 MODULE_SOFTDEP("pre: nvidia");
-
-/* The layer's files in /proc are never made here, but rustc keeps their code all the same. */
-
-void nvpm_proc_write(struct seq_file *seq, const uint8_t *text, size_t length)
-{
-}
-
-void nvpm_proc_remove(void)
-{
-}

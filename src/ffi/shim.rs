@@ -20,7 +20,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns its name for people and in `/proc/driver/nvidia-peermem`.
+    /// Returns its name, for people and programs.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Persistent => "persistent",
@@ -127,7 +127,7 @@ impl Drop for NotPreempted {
     }
 }
 
-/// Reads under a lock that free callbacks need, for readers of `/proc`. `try_lock` tries to take it, and
+/// Reads under a lock that free callbacks need, for readers of a file. `try_lock` tries to take it, and
 /// `read` must neither sleep nor drop what may sleep.
 ///
 /// A reader may have a low priority or hardly any CPU time (`cpu.max`). If it lost the CPU while it has

@@ -26,7 +26,7 @@ pub(crate) enum Reach {
 }
 
 impl Reach {
-    /// Returns its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
+    /// Returns its name, for people and programs.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Supported => "supported",
@@ -80,8 +80,7 @@ impl Known {
 
 /// The pairs that were met. Each stands at the place of its hash, or at the first one behind it
 /// that was free. Of a place that is taken only `reach` changes any more, so a look takes no lock.
-/// A pair for which there is no room is asked for at each of its registrations, and not reported
-/// (docs/proc.md).
+/// A pair for which there is no room is asked for at each of its registrations, and not reported.
 static PAIRS: [Known; 1024] =
     [const { Known { gpu: Atomic::new(0), nic: Atomic::new(0), reach: Atomic::new(0) } }; 1024];
 

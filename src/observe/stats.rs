@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Counters: kept here, formatted by [`crate::observe::proc`].
+//! Counters. The driver above reads them, and shows them in its own way.
 //!
 //! Counters only grow; what exists now is a difference. Each is one number for all CPUs:
 //! registrations take turns at the peer mutex, for a hundred times as long (docs/bench.md).

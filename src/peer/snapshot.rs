@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! What `/proc/driver/nvidia-peermem` shows of the module's state: collected here when `proc.c`
-//! asks, and written by [`crate::observe::proc`].
+//! asks, and written by [`crate::peer::proc`].
 
 use crate::ffi::raw;
 use crate::ffi::shim;
 use crate::gpu::topology;
 use crate::invalidate;
-use crate::observe::proc::{self, Module, Pair, Seq};
 use crate::observe::refusals;
 use crate::peer::client::{self, Client};
+use crate::peer::proc::{self, Module, Pair, Seq};
 use crate::pin::registration::Registration;
 use crate::pin::registry;
 use crate::pin::shown::Snapshot;

@@ -25,7 +25,7 @@ use crate::observe::refusals::Asked;
 /// It is plain data, because every step of a registration looks at `kind`: a trait object would ask for
 /// it by a call, and a generic registration could not lie in one registry with others.
 pub(crate) struct Owner {
-    /// Its name in refusals and in `/proc`.
+    /// Its name, for people.
     pub(crate) name: &'static str,
     /// How it pins.
     pub(crate) kind: Kind,
@@ -53,7 +53,7 @@ pub(crate) enum Otherwise {
 }
 
 impl Owner {
-    /// Returns the owner as refusals and `/proc` name it.
+    /// Returns the owner as refusals name it.
     pub(crate) fn asked(&self) -> Asked {
         Asked { name: self.name, kind: self.kind }
     }

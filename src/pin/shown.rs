@@ -43,7 +43,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Registration {
-    /// Returns the owner as refusals and `/proc` name it.
+    /// Returns the owner as refusals name it.
     pub(crate) fn asked(&self) -> Asked {
         self.owner().asked()
     }

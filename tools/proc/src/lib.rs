@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Reads the files in /proc/driver/nvidia-peermem (docs/proc.md), which `src/observe/proc.rs`
+//! Reads the files in /proc/driver/nvidia-peermem (docs/proc.md), which `src/peer/proc.rs`
 //! writes. `tests/host/kernel-lite/tests/proc.rs` reads with this crate what the module writes.
 
 use std::collections::BTreeMap;
