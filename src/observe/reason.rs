@@ -53,24 +53,24 @@ pub(crate) enum Reason {
     /// The memory lies in no BAR. The provider maps such memory for persistent pins only, and not
     /// in pages of 4 KiB.
     OutsideBar,
-    /// The core named no DMA device.
+    /// The driver above named no device.
     NoDevice,
     /// The provider can map for PCI devices only.
     NotPci,
-    /// The provider says that this GPU and this NIC cannot reach each other.
+    /// The provider says that this GPU and this device cannot reach each other.
     Topology,
-    /// An address could not be mapped for the NIC.
+    /// An address could not be mapped for the device.
     DmaMapping,
     /// The kernel is out of memory.
     NoMemory,
-    /// More entries than the core can count, or more pieces than the provider is asked for.
+    /// More entries than an `int` can count, or more pieces than the provider is asked for.
     TooManyEntries,
-    /// The core asks for another range than it acquired, or in the wrong order.
-    CoreOrder,
+    /// The driver above asks for another range than it pinned, or in the wrong order.
+    Order,
 }
 
 impl Reason {
-    /// Returns the error that `ibv_reg_mr()` fails with.
+    /// Returns the error that the registration fails with.
     pub(crate) fn errno(self) -> Error {
         self.named_errno().1
     }
@@ -91,8 +91,8 @@ impl Reason {
             Self::NoGpu | Self::NoDevice => ("ENODEV", ENODEV),
             Self::OutOfBar | Self::LongerThanBar(_) | Self::NoMemory => ("ENOMEM", ENOMEM),
             Self::ProviderFault | Self::Table(_) | Self::DmaMapping => ("EIO", EIO),
-            Self::LeavesAllocation | Self::Hole(_) | Self::CoreOrder => ("EINVAL", EINVAL),
-            // What is not claimed fails with what get_user_pages() said.
+            Self::LeavesAllocation | Self::Hole(_) | Self::Order => ("EINVAL", EINVAL),
+            // Bad address: what is not claimed fails as if it were nobody's.
             Self::Freed | Self::Unproven | Self::PersistentFault => ("EFAULT", EFAULT),
             Self::TooManyEntries => ("EOVERFLOW", EOVERFLOW),
         }
@@ -124,7 +124,7 @@ impl Reason {
         Self::DmaMapping,
         Self::NoMemory,
         Self::TooManyEntries,
-        Self::CoreOrder,
+        Self::Order,
     ];
 
     /// Returns its place in [`Self::ALL`].
@@ -132,7 +132,7 @@ impl Reason {
         Self::ALL.iter().take_while(|other| other.key() != self.key()).count()
     }
 
-    /// Returns its name in `/proc/driver/nvidia-peermem` (docs/proc.md).
+    /// Returns its name, for programs (docs/proc.md).
     pub(crate) fn key(self) -> &'static str {
         match self {
             Self::NotSupported => "not_supported",
@@ -159,18 +159,20 @@ impl Reason {
             Self::DmaMapping => "dma_mapping",
             Self::NoMemory => "no_memory",
             Self::TooManyEntries => "too_many_entries",
-            Self::CoreOrder => "core_order",
+            // The word is older than other drivers on this layer, and programs read it.
+            Self::Order => "core_order",
         }
     }
 
-    /// Says what is wrong, and what to do about it.
+    /// Says what is wrong, and what to do about it, as far as that is the same for every driver. A driver
+    /// that knows more says so in its own words ([`crate::pin::Owner::words`]).
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::NotSupported => {
-                "the GPU driver cannot pin this memory on this platform (vGPU, MIG, confidential computing; from driver 590 on localized memory of coherent platforms); use dma-buf"
+                "the GPU driver cannot pin this memory on this platform (vGPU, MIG, confidential computing; from driver 590 on localized memory of coherent platforms)"
             }
             Self::NotPersistent => {
-                "the GPU driver cannot pin this memory persistently on this platform (vGPU, MIG, confidential computing; from driver 590 on localized memory of coherent platforms); load with revocable_fallback=1, or use dma-buf"
+                "the GPU driver cannot pin this memory persistently on this platform (vGPU, MIG, confidential computing; from driver 590 on localized memory of coherent platforms)"
             }
             Self::Busy => "the GPU driver is busy with this GPU (reset or MIG change?); try again",
             Self::NoGpu => "the GPU driver does not find the GPU of this memory; see nvidia-smi",
@@ -182,7 +184,7 @@ impl Reason {
             }
             Self::ProviderFault => "the GPU driver failed to pin memory that it knows; see its lines in the kernel log",
             Self::LeavesAllocation => {
-                "it starts in GPU memory but leaves its allocation, which revocable pins cannot follow; register each allocation by itself, or load with persistent_api_support=1 if it is 0"
+                "it starts in GPU memory but leaves its allocation, which revocable pins cannot follow; register each allocation by itself"
             }
             Self::Hole(_) => {
                 "it starts in GPU memory, but at the address found it has none that can be pinned (freed, unmapped, host or managed memory, or cuMemCreate without gpuDirectRDMACapable); register what lies before and behind that"
@@ -191,9 +193,9 @@ impl Reason {
                 "the GPU driver failed, or memory or BAR1 space was short, before it could say whether this is GPU memory; see its lines in the kernel log and nvidia-smi -q -d MEMORY"
             }
             Self::PersistentFault => {
-                "the GPU driver failed to pin it persistently (EIO), as it does where it cannot share an allocation: load with revocable_fallback=1, or use dma-buf; see the driver's NVRM lines in the kernel log"
+                "the GPU driver failed to pin it persistently (EIO), as it does where it cannot share an allocation; see the driver's NVRM lines in the kernel log"
             }
-            Self::Freed => "the memory was freed while it was being registered; keep it until ibv_reg_mr() has returned",
+            Self::Freed => "the memory was freed while it was being registered; keep it until that has ended",
             Self::Table(TableFault::Version(_)) => {
                 "the GPU driver's page table has an unknown version; update this module to fit the driver"
             }
@@ -210,22 +212,22 @@ impl Reason {
                 "the GPU driver's page table has a page at an impossible address; report it to NVIDIA with the driver's version"
             }
             Self::OutsideBar => {
-                "it is coherent memory, or lies in no BAR of a GPU, which the GPU driver maps only in pages of 64 KiB and for persistent pins: use dma-buf, or load with persistent_api_support=1 if it is 0 (pages of 4 KiB stay refused)"
+                "it is coherent memory, or lies in no BAR of a GPU, which the GPU driver maps only in pages of 64 KiB and for persistent pins"
             }
-            Self::NoDevice => "the RDMA device named no DMA device; a software device cannot reach a GPU",
+            Self::NoDevice => "no device was named for which to map it",
             Self::NotPci => {
-                "it is coherent memory, or lies in no BAR of a GPU, and the GPU driver maps such memory for PCI devices only; use a PCI NIC"
+                "it is coherent memory, or lies in no BAR of a GPU, and the GPU driver maps such memory for PCI devices only"
             }
             Self::Topology => {
-                "the GPU driver says that this GPU and this NIC cannot reach each other on this platform (coherent memory: or it is in CDMM mode, in which drivers from 595 on map none); use another NIC, see peermemctl topo, or dma-buf"
+                "the GPU driver says that this GPU and this device cannot reach each other on this platform (coherent memory: or it is in CDMM mode, in which drivers from 595 on map none)"
             }
             Self::DmaMapping => {
-                "it could not be mapped for the NIC; see IOMMU and DMA lines in the kernel log. Without any: swiotlb=force, and from Linux 7.2 on an encrypted guest (SEV, TDX), refuse to map the memory of a device"
+                "it could not be mapped for the device; see IOMMU and DMA lines in the kernel log. Without any: swiotlb=force, and from Linux 7.2 on an encrypted guest (SEV, TDX), refuse to map the memory of a device"
             }
             Self::NoMemory => "the kernel is out of memory; free some, see dmesg",
             Self::TooManyEntries => "it is in too many pieces; register it in parts",
-            Self::CoreOrder => {
-                "the RDMA core asked for another range than it acquired, or out of order; update the RDMA core (DOCA-OFED)"
+            Self::Order => {
+                "it was to be mapped before it was pinned, or twice, or with another range: report that to the authors of this module"
             }
         }
     }

@@ -32,13 +32,15 @@ pub(crate) fn by_reason(kind: Kind) -> impl Iterator<Item = (Reason, u64)> + Clo
     Reason::ALL.into_iter().zip(counters(kind).iter().map(Counter::value))
 }
 
-/// The client that was asked.
+/// The owner that was asked.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
     /// Its name.
     pub(crate) name: &'static str,
     /// How it pins.
     pub(crate) kind: Kind,
+    /// Says a reason to its users.
+    pub(crate) words: fn(Reason) -> &'static str,
 }
 
 /// A refusal as it is remembered.
@@ -150,7 +152,7 @@ fn say(failure: &Failure, unsaid: u64) {
         failure.user.len(),
         failure.user.start(),
         failure.reason.errno_name(),
-        failure.reason.words(),
+        (failure.client.words)(failure.reason),
         rest.as_str()
     );
 }

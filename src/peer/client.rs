@@ -6,6 +6,7 @@
 use crate::ffi::raw;
 use crate::ffi::shim::{Kind, EOPNOTSUPP};
 use crate::peer::parameters;
+use crate::peer::words::words;
 use crate::pin::{Otherwise, Owner};
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
@@ -118,7 +119,7 @@ impl Client {
             Place::Only | Place::First => invalidate::<false>,
             Place::Second => invalidate::<true>,
         };
-        Self { owner: Owner { name, kind, otherwise, stop }, place }
+        Self { owner: Owner { name, kind, otherwise, words, stop }, place }
     }
 
     /// Returns the client that is asked first.

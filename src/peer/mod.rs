@@ -7,3 +7,4 @@ pub(crate) mod parameters;
 pub(crate) mod proc;
 mod snapshot;
 pub(crate) mod walk;
+mod words;

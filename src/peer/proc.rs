@@ -298,5 +298,5 @@ pub(crate) fn failure(f: &mut Seq, failure: &Failure) -> fmt::Result {
         Some(found) => write!(f, " found={found:#x}")?,
         None => f.write_str(" found=-")?,
     }
-    writeln!(f, " text={}", reason.words())
+    writeln!(f, " text={}", (failure.client.words)(reason))
 }

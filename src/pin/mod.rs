@@ -17,6 +17,7 @@ mod tables;
 pub(crate) mod verdict;
 
 use crate::ffi::shim::Kind;
+use crate::observe::reason::Reason;
 use crate::observe::refusals::Asked;
 
 /// The one that pins, as this layer knows it. A driver has one for each way of pinning, which lives as
@@ -31,6 +32,9 @@ pub(crate) struct Owner {
     pub(crate) kind: Kind,
     /// Who pins what this one cannot.
     pub(crate) otherwise: Otherwise,
+    /// Says why a registration is refused, and what to do about it, to those who use the driver:
+    /// [`Reason::words`], or words that know the driver.
+    pub(crate) words: fn(Reason) -> &'static str,
     /// Has the device stop using a registration, by the ticket that the driver gave for it, and returns
     /// once it has. The free callback calls this with the RM API lock and every GPU lock held, while
     /// the registration is mapped. It must wait for nothing but the device.
@@ -55,6 +59,6 @@ pub(crate) enum Otherwise {
 impl Owner {
     /// Returns the owner as refusals name it.
     pub(crate) fn asked(&self) -> Asked {
-        Asked { name: self.name, kind: self.kind }
+        Asked { name: self.name, kind: self.kind, words: self.words }
     }
 }

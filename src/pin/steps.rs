@@ -35,7 +35,7 @@ impl Registration {
     pub(crate) fn get_pages(&self, addr: u64, size: u64, core_ticket: u64) -> Result {
         let user = self.range().user();
         if addr != user.start() || size != user.len() {
-            return Err(self.fail(Reason::CoreOrder));
+            return Err(self.fail(Reason::Order));
         }
         let mut inner = self.inner().lock();
         match inner.found {
@@ -96,7 +96,7 @@ impl Registration {
         let pinned = {
             let mut inner = self.inner().lock();
             inner.state.held().ok_or(Reason::Freed)?;
-            inner.state.take_read().ok_or(Reason::CoreOrder)?
+            inner.state.take_read().ok_or(Reason::Order)?
         };
         let placed = gpu::place(pinned)?;
         for question in placed.questions() {
@@ -126,7 +126,7 @@ impl Registration {
                     None
                 }
                 Err(mappings) => {
-                    let reason = if inner.state.held().is_none() { Reason::Freed } else { Reason::CoreOrder };
+                    let reason = if inner.state.held().is_none() { Reason::Freed } else { Reason::Order };
                     Some((mappings, reason))
                 }
             }

@@ -421,8 +421,9 @@ fn exit_codes_of_what_only_shows() {
 /// A recording keeps the words of its day: those that the module no longer has are to be made anew.
 #[test]
 fn recorded_reasons_are_the_modules_own() {
-    let reasons =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/observe/reason.rs")).unwrap();
+    let reasons = ["observe/reason.rs", "peer/words.rs"]
+        .map(|file| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src").join(file)).unwrap())
+        .concat();
     let mut found = 0;
     for (name, _) in checks::machines() {
         let failures = unpacked(&name).join("proc/driver/nvidia-peermem/failures");

@@ -16,6 +16,8 @@ mod pieces;
 mod range;
 #[path = "../../../../src/ffi/raw.rs"]
 mod raw;
+#[path = "../../../../src/observe/reason.rs"]
+mod reason;
 #[path = "../../../../src/pin/registry.rs"]
 mod registry;
 #[path = "../../../../src/sg.rs"]
@@ -24,6 +26,7 @@ mod sg;
 mod test_burst;
 mod test_pieces;
 mod test_range;
+mod test_reason;
 mod test_registry;
 mod test_sg;
 
@@ -64,6 +67,8 @@ mod ffi {
     pub(crate) use super::raw;
 
     pub(crate) mod shim {
+        pub(crate) const EOPNOTSUPP: i32 = -95;
+
         #[derive(Default)]
         pub(crate) struct Resched(());
 
