@@ -3,8 +3,8 @@
 //! The provider takes memory back: the free callback.
 //!
 //! The callback runs in any task, with the RM API lock and the GPU locks held. It must not wait for
-//! a task that waits for the RM API lock. So it calls the core only when a mapping is live; then
-//! the core answers once it has fenced the NIC (rules 6 and 9).
+//! a task that waits for the RM API lock. So it calls the driver above only when a mapping is live;
+//! then that driver answers once it has stopped the device (rules 6 and 9).
 
 use crate::ffi::shim::{self, ModuleRef};
 use crate::gpu::pin;
@@ -18,7 +18,7 @@ use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
 
 /// Holds the time at which the running callback began, in nanoseconds; 0 while none runs. The provider
-/// holds the RM API lock over a callback, so one runs at a time. Only `/proc` shows this, where two
+/// holds the RM API lock over a callback, so one runs at a time. Only a file shows this, where two
 /// would look like one, so Relaxed is enough. A reader takes no lock.
 static START: Atomic<u64> = Atomic::new(0);
 
@@ -35,7 +35,7 @@ pub(crate) fn start_ns() -> Option<u64> {
 /// nothing.
 ///
 /// The RM API lock and GPU locks are held: no allocation, no print, no call of the provider. Waits
-/// for the core without limit.
+/// for the driver above without limit.
 ///
 /// # Safety
 ///
@@ -60,10 +60,11 @@ unsafe extern "C" fn nvpm_on_free(data: *mut c_void) -> c_int {
     1
 }
 
-/// Marks `registration` revoked, and has the core stop the NIC. The callback began at `start_ns`.
+/// Marks `registration` revoked, and has the driver above stop the device. The callback began at
+/// `start_ns`.
 fn revoke(registration: &Registration, start_ns: u64) {
     let timer = Timer::start(Event::Revoke);
-    // `release` waits for this lock if this callback calls the hook.
+    // `release` waits for this lock if this callback calls `stop`.
     let invalidation = registration.invalidation().lock();
     let revocation = {
         let mut inner = registration.inner().lock();
@@ -83,11 +84,11 @@ fn revoke(registration: &Registration, start_ns: u64) {
             registry::remove(registration.ticket());
             registration.inner().lock().end_callback();
         }
-        Revocation::Invalidate(core_ticket) => {
+        Revocation::Invalidate(owner_ticket) => {
             // SAFETY: There is this registration.
-            unsafe { (registration.owner().stop)(core_ticket) };
+            unsafe { (registration.owner().stop)(owner_ticket) };
             drop(invalidation);
-            // The NIC is quiet. Cores that unmap by themselves have done so inside the call.
+            // The device is quiet. A driver that unmaps by itself has done so inside the call.
             registration.unmap_and(Inner::end_callback);
         }
     }

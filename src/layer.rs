@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The pin layer: what a driver needs to pin GPU memory and to map it for its device. It knows nothing
-//! of ib_core (docs/own-driver.md).
+//! of the driver above it (docs/own-driver.md).
 //!
 //! Its parts look for each other at the root of the crate, which gets them there by `use layer::*`. Each
 //! part uses only those below it:
@@ -37,8 +37,8 @@ pub(crate) mod several;
 #[path = "sg.rs"]
 pub(crate) mod sg;
 
-/// The layer while the module that uses it is loaded. The module drops it last: after its clients, or
-/// its driver, can pin nothing more.
+/// The layer while the module that uses it is loaded. The module drops it last, once
+/// nobody can pin anything more.
 pub(crate) struct Layer(());
 
 impl Layer {

@@ -126,7 +126,7 @@ unsafe extern "C" fn get_pages(
 ) -> c_int {
     // SAFETY: By this function's contract.
     let registration = unsafe { Arc::<Registration>::borrow(context) };
-    from_result(|| registration.get_pages(num::u64_from(addr), num::u64_from(size), core_ticket).map(|()| 0))
+    from_result(|| registration.complete(num::u64_from(addr), num::u64_from(size), core_ticket).map(|()| 0))
 }
 
 /// Maps for `device` and fills `sg`. The umem mapping lock is held.
@@ -147,7 +147,7 @@ unsafe extern "C" fn dma_map(
     // SAFETY: By this function's contract, as `release` undoes the last mapping.
     let device = unsafe { Device::new(device) };
     // SAFETY: By this function's contract.
-    from_result(|| unsafe { registration.dma_map(sg, device, nmap) }.map(|()| 0))
+    from_result(|| unsafe { registration.map_into(sg, device, nmap) }.map(|()| 0))
 }
 
 /// Unmaps, unless the free callback did. Must return 0.
@@ -157,7 +157,7 @@ unsafe extern "C" fn dma_map(
 /// Called by the core with a context of `acquire`, before `release`.
 unsafe extern "C" fn dma_unmap(_sg: *mut raw::sg_table, context: *mut c_void, _device: *mut raw::device) -> c_int {
     // SAFETY: By this function's contract.
-    unsafe { Arc::<Registration>::borrow(context) }.dma_unmap();
+    unsafe { Arc::<Registration>::borrow(context) }.unmap();
     0
 }
 

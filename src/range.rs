@@ -81,7 +81,7 @@ impl GpuRange {
         Some(Self { user, pages })
     }
 
-    /// Returns exactly the addresses of `ibv_reg_mr()`.
+    /// Returns exactly what the user asked for.
     pub(crate) fn user(&self) -> Span {
         self.user
     }

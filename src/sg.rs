@@ -278,12 +278,12 @@ pub(crate) fn trim(
     })
 }
 
-/// The longest entry with which every core computes correctly: some shift an `int` by the page
-/// shift, others keep page sizes in an `unsigned int`. Hugepage registrations have tested 1 GiB.
+/// The longest entry with which every driver computes correctly: some shift an `int` by the page
+/// shift, others keep page sizes in an `unsigned int`. Registrations of huge pages have tested 1 GiB.
 const CAP_LIMIT: u32 = 1 << 30;
 
 /// Returns the longest entry by rule 13: the device's segment limit in bytes, at most 1 GiB, rounded
-/// down to a power of two. So cuts fall on multiples that a NIC can use as its page size. Never below
+/// down to a power of two. So cuts fall on multiples that a device can use as its page size. Never below
 /// `page_size`.
 pub(crate) fn cap(device_limit: u64, page_size: u64) -> u32 {
     let limit = u32::try_from(device_limit.max(page_size)).map_or(CAP_LIMIT, |limit| limit.min(CAP_LIMIT));
@@ -370,7 +370,7 @@ impl Table {
     ///
     /// # Errors
     ///
-    /// `EOVERFLOW` where the core's `int` cannot hold the number of entries, `EINVAL` for no runs
+    /// `EOVERFLOW` where an `int` cannot hold the number of entries, `EINVAL` for no runs
     /// at all, `ENOMEM`.
     pub(crate) unsafe fn new(mut runs: impl Iterator<Item = Run> + Clone, cap: u32, room: &Room) -> Result<Self> {
         let count = c_int::try_from(entries(runs.clone(), cap)).map_err(|_| EOVERFLOW)?;
@@ -408,8 +408,8 @@ impl Table {
         Ok(table)
     }
 
-    /// Hands the table to the core by one copy of its head. `nmap` may be a field of `*to` (the
-    /// core aliases them), so it is written afterwards, through a raw pointer.
+    /// Hands the table out by one copy of its head. `nmap` may be a field of `*to` (rule 12), so it is
+    /// written afterwards, through a raw pointer.
     ///
     /// # Safety
     ///

@@ -176,7 +176,7 @@ impl Edu {
         drop(self.engine.lock().take());
         let mut at = 0;
         while let Some((index, registration)) = registry::from_index(at) {
-            registration.dma_unmap();
+            registration.unmap();
             at = index.saturating_add(1);
             shim::cond_resched();
         }

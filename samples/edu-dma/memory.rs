@@ -77,17 +77,17 @@ impl Pinned {
             Kind::Revocable => &REVOCABLE,
         };
         // First end what this process left behind.
-        orphan::reap(orphan::REAPED_BY_ACQUIRE);
+        orphan::reap(orphan::REAPED_BY_PIN);
         let range = GpuRange::new(va, length, shim::page_size()).ok_or(EFAULT)?;
         let held = Held(pinning::pin(owner, range).map_err(|_| EFAULT)?);
-        held.0.get_pages(va, length, 0)?;
+        held.0.complete(va, length, 0)?;
         let mut table = MaybeUninit::<bindings::sg_table>::zeroed();
         let mut entries = 0;
         edu.map_with(|device| {
             edu.check_reach(&held.0)?;
             // SAFETY: `table` and `entries` are locals. `table` is read below and not again, before
             // `release`. The device is bound as long as its mappings are locked.
-            unsafe { held.0.dma_map(table.as_mut_ptr().cast(), Some(device), &mut entries) }
+            unsafe { held.0.map_into(table.as_mut_ptr().cast(), Some(device), &mut entries) }
         })?;
         // SAFETY: `dma_map` has filled it, and its entries stay until `release`.
         let table = unsafe { SGTable::from_raw(table.as_mut_ptr()) };

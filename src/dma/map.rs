@@ -7,7 +7,7 @@
 //! the RM API lock, and races with the free callback (rule 4).
 //!
 //! A pin is mapped whole, and its DMA addresses are trimmed to the user's range. An IOMMU aligns
-//! each mapping to its length. So whole GPU pages keep the alignment that a NIC needs for its pages
+//! each mapping to its length. So whole GPU pages keep the alignment that a device needs for its pages
 //! (rule 13).
 
 use crate::dma::device::Device;
@@ -41,7 +41,7 @@ impl ProviderPages {
     }
 }
 
-/// Bytes of a piece, where the IOMMU has no single block of addresses for a run. A NIC gets no more
+/// Bytes of a piece, where the IOMMU has no single block of addresses for a run. A device gets no more
 /// in one entry (rule 13), and its page sizes divide this.
 const PIECE: u32 = 1 << 30;
 
@@ -274,7 +274,7 @@ impl Mapping {
         pages: ProviderPages,
         table: NonNull<raw::nvidia_p2p_page_table>,
     ) -> Result<Self, Reason> {
-        // First what no other NIC would change.
+        // First what no other device would change.
         if !pages.mappable() {
             return Err(Reason::OutsideBar);
         }

@@ -14,7 +14,7 @@ static u64 nvpm_pci_number(struct pci_dev *pdev)
 	return (u64)pci_domain_nr(pdev->bus) << 16 | pci_dev_id(pdev);
 }
 
-/* 0 where @dev is not PCI: the host bridge's number, which no NIC has. */
+/* 0 where @dev is not PCI: the host bridge's number, which no other device has. */
 uint64_t nvpm_device_number(struct device *dev)
 {
 	return dev_is_pci(dev) ? nvpm_pci_number(to_pci_dev(dev)) : 0;

@@ -53,9 +53,9 @@ struct scatterlist *nvpm_sg_first(struct sg_table *table)
 /*
  * Fills one entry and returns the next, NULL behind the last. There is no
  * struct page behind it, so the CPU's length stays 0, as it was allocated, and
- * only the DMA length is set: ib_umem_copy_from() of a queue's umem then
- * copies nothing, where it would follow the missing page for as long as the
- * CPU's length says.
+ * only the DMA length is set: a driver whose CPU copies from such a table then
+ * copies nothing (rule 13), where it would follow the missing page for as long
+ * as the CPU's length says.
  */
 #ifndef CONFIG_NEED_SG_DMA_LENGTH
 #error "sg_dma_len() is the CPU's length on this architecture"

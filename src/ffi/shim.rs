@@ -201,8 +201,8 @@ impl Drop for ModuleRef {
 pub(crate) struct PutGateShared(PhantomData<*mut ()>);
 
 impl PutGateShared {
-    /// Takes the lock. Sleeps. Allowed under the peer mutex; never under the RM API lock, a umem mapping
-    /// lock, a state lock or the registry lock.
+    /// Takes the lock. Sleeps. Never under the RM API lock, a stop lock ([`crate::pin`]), a state lock or
+    /// the registry lock.
     pub(crate) fn lock() -> Self {
         // SAFETY: Process context; the lock order is the caller's duty as documented.
         unsafe { raw::nvpm_put_gate_lock_shared() };

@@ -2,7 +2,7 @@
 
 //! Memory of a GPU: how it is pinned, where it lies, and which devices reach it.
 //!
-//! This folder and `dma/`, which it uses, know nothing of ib_core.
+//! This folder uses `dma/`.
 
 pub(crate) mod bar;
 pub(crate) mod page_table;

@@ -136,8 +136,8 @@ impl PagePin {
     /// Without a ticket the pin is persistent.
     ///
     /// Takes the put gate (shared) for a revocable pin and, in the provider, the RM API lock: never
-    /// under the RM API lock, a state lock or the registry lock; under a umem mapping lock for a
-    /// persistent pin only. Sleeps.
+    /// under the RM API lock, a state lock or the registry lock; under a stop lock for a persistent pin
+    /// only. Sleeps.
     ///
     /// # Errors
     ///
@@ -162,7 +162,7 @@ impl PagePin {
     /// Gives the pin back. A revocable one needs a permit for that: it stays as it was without.
     ///
     /// Takes the RM API lock in the provider: never under the RM API lock, a state lock or the
-    /// registry lock; under a umem mapping lock for a persistent pin only. Sleeps.
+    /// registry lock; under a stop lock for a persistent pin only. Sleeps.
     pub(crate) fn put(self, permit: &Permit<'_>) -> Put {
         if self.kind == Kind::Revocable && matches!(permit, Permit::Persistent) {
             return Put::Kept(Pins::one(self), EPERM);

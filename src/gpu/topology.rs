@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which GPUs and NICs can reach each other, as far as the provider was asked (rule 5).
+//! Which GPUs and devices can reach each other, as far as the provider was asked (rule 5).
 
 use crate::dma::device::Device;
 use crate::ffi::raw;
@@ -14,7 +14,7 @@ use kernel::prelude::*;
 use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
 use kernel::sync::global_lock;
 
-/// Whether a GPU and a NIC can reach each other, as far as the provider was asked.
+/// Whether a GPU and a device can reach each other, as far as the provider was asked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
     /// The provider supports the two together.
@@ -52,11 +52,11 @@ impl Reach {
     }
 }
 
-/// A GPU and a NIC that met in a registration, by PCI number.
+/// A GPU and a device that met in a registration, by PCI number.
 #[derive(Clone, Copy)]
 pub(crate) struct Pair {
     pub(crate) gpu: u64,
-    pub(crate) nic: u64,
+    pub(crate) device: u64,
     pub(crate) reach: Reach,
 }
 
@@ -64,17 +64,17 @@ pub(crate) struct Pair {
 struct Known {
     /// 0, the host bridge's number, marks a free place. Written last.
     gpu: Atomic<u64>,
-    nic: Atomic<u64>,
+    device: Atomic<u64>,
     reach: Atomic<u64>,
 }
 
 impl Known {
     /// Returns the pair, or `None` for a free place.
     fn pair(&self) -> Option<Pair> {
-        // Acquire, for the Release in `remember()`: behind it the NIC's number is there. `reach` may
+        // Acquire, for the Release in `remember()`: behind it the device's number is there. `reach` may
         // be newer, and either is true of the pair.
         let gpu = Some(self.gpu.load(Acquire)).filter(|gpu| *gpu != 0)?;
-        Some(Pair { gpu, nic: self.nic.load(Relaxed), reach: Reach::from_number(self.reach.load(Relaxed)) })
+        Some(Pair { gpu, device: self.device.load(Relaxed), reach: Reach::from_number(self.reach.load(Relaxed)) })
     }
 }
 
@@ -82,25 +82,25 @@ impl Known {
 /// that was free. Of a place that is taken only `reach` changes any more, so a look takes no lock.
 /// A pair for which there is no room is asked for at each of its registrations, and not reported.
 static PAIRS: [Known; 1024] =
-    [const { Known { gpu: Atomic::new(0), nic: Atomic::new(0), reach: Atomic::new(0) } }; 1024];
+    [const { Known { gpu: Atomic::new(0), device: Atomic::new(0), reach: Atomic::new(0) } }; 1024];
 
 /// Finds the place of the pair, or the free one where it would stand; `None` where there is neither.
-fn place(gpu: u64, nic: u64) -> Option<&'static Known> {
+fn place(gpu: u64, device: u64) -> Option<&'static Known> {
     // The upper ten bits of a product with the golden ratio: neighbouring numbers come far apart.
-    let hash = ((gpu << 32) ^ nic).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+    let hash = ((gpu << 32) ^ device).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
     let (before, behind) = PAIRS.split_at_checked(num::usize_from(hash))?;
-    let here = |known: &&Known| known.pair().is_none_or(|pair| (pair.gpu, pair.nic) == (gpu, nic));
+    let here = |known: &&Known| known.pair().is_none_or(|pair| (pair.gpu, pair.device) == (gpu, device));
     behind.iter().find(here).or_else(|| before.iter().find(here))
 }
 
 /// Enters a pair, or what is now known of it.
 fn remember(pair: Pair) {
     let _adding = PAIRS_ADDING.lock();
-    let Some(known) = place(pair.gpu, pair.nic) else { return };
+    let Some(known) = place(pair.gpu, pair.device) else { return };
     if known.pair().is_none() || pair.reach != Reach::Unasked {
         known.reach.store(pair.reach.number(), Relaxed);
     }
-    known.nic.store(pair.nic, Relaxed);
+    known.device.store(pair.device, Relaxed);
     // Release: see `pair()`.
     known.gpu.store(pair.gpu, Release);
 }
@@ -113,14 +113,14 @@ pub(crate) fn pairs() -> impl Iterator<Item = Pair> {
 /// Notes that a revocable pin joins the two. The provider cannot be asked about such a pin, so the
 /// pair is reported as unknown, not guessed (rule 5).
 pub(crate) fn note_unasked(gpu: u64, device: Device) {
-    let nic = device.number();
-    if device.is_pci() && place(gpu, nic).is_some_and(|known| known.pair().is_none()) {
-        remember(Pair { gpu, nic, reach: Reach::Unasked });
+    let number = device.number();
+    if device.is_pci() && place(gpu, number).is_some_and(|known| known.pair().is_none()) {
+        remember(Pair { gpu, device: number, reach: Reach::Unasked });
     }
 }
 
 global_lock! {
-    // SAFETY: Initialised in `init()`, before any client is registered.
+    // SAFETY: Initialised in `init()`, before anything is pinned.
     unsafe(uninit) static PAIRS_ADDING: Mutex<()> = ();
 }
 
@@ -137,7 +137,7 @@ pub(crate) unsafe fn init() {
 /// Asks the provider whether the device reaches the GPU: has it map `table`, and undoes that. The
 /// whole table is mapped under the RM API lock, so it should be short.
 ///
-/// Takes the RM API lock in the provider: under a umem mapping lock for a persistent pin only.
+/// Takes the RM API lock in the provider: under a stop lock for a persistent pin only.
 ///
 /// # Errors
 ///
@@ -162,21 +162,20 @@ pub(crate) unsafe fn try_map(device: Device, table: NonNull<raw::nvidia_p2p_page
     Ok(())
 }
 
-/// Asks the driver whether traffic between the GPU and a device works, once per pair. Drivers from
-/// 580 on know pairs of GPU and NIC whose peer-to-peer traffic does not work, and say so when they
-/// map. We map BARs ourselves, so we ask them, with a persistent pin (a revocable pin could be
-/// freed meanwhile). `try_map` asks, by [`try_map()`] for memory of this GPU.
+/// Asks the provider whether traffic between the GPU and a device works, once per pair. Drivers from 580
+/// on know pairs of GPU and device whose peer-to-peer traffic does not work, and say so when they map. We
+/// map BARs ourselves, so we ask them, with a persistent pin (a revocable pin could be freed meanwhile).
+/// `try_map` asks, by [`try_map()`] for memory of this GPU.
 ///
-/// Called under a umem mapping lock, as the core names the device in `dma_map` only. `try_map`
-/// takes the RM API lock. That is legal for persistent pins: no callback waits for their mapping
-/// lock.
+/// `try_map` takes the RM API lock. A stop lock may be held all the same, because no callback of a
+/// persistent pin waits for one.
 pub(crate) fn ask(gpu: u64, device: Device, try_map: impl FnOnce() -> Result) -> Result<(), Reason> {
     // The provider maps for PCI devices only: there is nothing to ask for another.
     if !device.is_pci() {
         return Ok(());
     }
-    let nic = device.number();
-    let known = place(gpu, nic).and_then(Known::pair).map(|pair| pair.reach);
+    let number = device.number();
+    let known = place(gpu, number).and_then(Known::pair).map(|pair| pair.reach);
     let reach = match known {
         Some(reach) if reach != Reach::Unasked => reach,
         _ => {
@@ -189,7 +188,7 @@ pub(crate) fn ask(gpu: u64, device: Device, try_map: impl FnOnce() -> Result) ->
                 Err(_) => return Ok(()),
                 Ok(()) => Reach::Supported,
             };
-            remember(Pair { gpu, nic, reach });
+            remember(Pair { gpu, device: number, reach });
             reach
         }
     };

@@ -27,7 +27,7 @@ fn counters(kind: Kind) -> &'static PerReason {
     }
 }
 
-/// Returns each reason with the number of its refusals by the client that pins as `kind` says.
+/// Returns each reason with the number of its refusals by the owner that pins as `kind` says.
 pub(crate) fn by_reason(kind: Kind) -> impl Iterator<Item = (Reason, u64)> + Clone {
     Reason::ALL.into_iter().zip(counters(kind).iter().map(Counter::value))
 }
@@ -71,7 +71,7 @@ struct Failures {
 }
 
 global_lock! {
-    // SAFETY: Initialised in `init()`, before any client is registered.
+    // SAFETY: Initialised in `init()`, before anything is pinned.
     unsafe(uninit) static FAILURES: Mutex<Failures> = Failures {
         count: 0,
         last: [None; REMEMBERED],

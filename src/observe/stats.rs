@@ -2,8 +2,8 @@
 
 //! Counters. The driver above reads them, and shows them in its own way.
 //!
-//! Counters only grow; what exists now is a difference. Each is one number for all CPUs:
-//! registrations take turns at the peer mutex, for a hundred times as long (docs/bench.md).
+//! Counters only grow; what exists now is a difference. Each is one number for all CPUs: registrations
+//! take turns at locks of others, for a hundred times as long (docs/bench.md).
 
 use crate::ffi::shim::{self, Kind};
 use crate::num;
@@ -44,7 +44,7 @@ impl Counter {
     }
 }
 
-/// What is counted for the client of each kind. Meanings and units: docs/proc.md.
+/// What is counted for the owner of each kind. Meanings and units: docs/proc.md.
 pub(crate) struct PerClient {
     pub(crate) pins: Counter,
     pub(crate) unpins: Counter,
@@ -139,7 +139,7 @@ impl Times {
 static PERSISTENT: PerClient = PerClient::new();
 static REVOCABLE: PerClient = PerClient::new();
 
-/// Returns the counters of the client that pins as `kind` says.
+/// Returns the counters of the owner that pins as `kind` says.
 pub(crate) fn client(kind: Kind) -> &'static PerClient {
     match kind {
         Kind::Persistent => &PERSISTENT,
@@ -161,7 +161,7 @@ impl Summary {
         Self { calls: 0, total_ns: 0, longest_ns: 0, histogram: [0; BUCKETS] }
     }
 
-    /// Adds the times of `call` for the client that pins as `kind` says.
+    /// Adds the times of `call` for the owner that pins as `kind` says.
     pub(crate) fn add(&mut self, kind: Kind, call: Call) {
         let times = client(kind).times(call);
         self.total_ns = self.total_ns.wrapping_add(times.total.value());
@@ -189,11 +189,10 @@ static LATE: Counter = Counter::new();
 /// Puts that the provider failed and that are not tried again.
 static PUT_ERRORS: Counter = Counter::new();
 
-/// Asks for memory that the core could not pin as the CPU's, and that the provider does not know
-/// either.
+/// Asks for memory that the provider does not know.
 static UNANSWERED: Counter = Counter::new();
 
-/// Counts an ask for memory that is nobody's. The caller does so once for all clients.
+/// Counts an ask for memory that is nobody's. The caller does so once for all owners.
 pub(crate) fn unanswered_ask() {
     UNANSWERED.add(1);
 }

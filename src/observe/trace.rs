@@ -14,11 +14,11 @@ use kernel::prelude::*;
 /// An event of one registration.
 #[derive(Clone, Copy)]
 pub(crate) enum Event {
-    /// The core's `acquire` as a whole.
+    /// The question of the driver above whose memory it is, as a whole.
     Acquire,
     /// The provider's get.
     Pin,
-    /// The core's `dma_map` as a whole.
+    /// The mapping for a device as a whole.
     Map,
     /// A mapping was undone.
     Unmap,

@@ -265,7 +265,7 @@ pub(crate) fn registration(f: &mut Seq, row: &Snapshot) -> fmt::Result {
         }
         None => f.write_str(" pieces=- pages=- page_size=-")?,
     }
-    write!(f, " runs={} gpu={} nic={}", row.runs, Bdf(row.gpu), Bdf(row.nic))?;
+    write!(f, " runs={} gpu={} nic={}", row.runs, Bdf(row.gpu), Bdf(row.device))?;
     match row.since_ns {
         0 => writeln!(f, " age_ms=-"),
         since => writeln!(f, " age_ms={}", age_ms(since)),

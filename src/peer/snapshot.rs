@@ -27,7 +27,7 @@ fn module() -> Module<impl Iterator<Item = Pair>> {
         refusing: client::refusing_name(),
         callbacks_in_flight: callback.is_some().into(),
         oldest_callback_ms: callback.map_or(0, proc::age_ms),
-        pairs: topology::pairs().map(|pair| Pair { gpu: pair.gpu, nic: pair.nic, reach: pair.reach.text() }),
+        pairs: topology::pairs().map(|pair| Pair { gpu: pair.gpu, nic: pair.device, reach: pair.reach.text() }),
     }
 }
 

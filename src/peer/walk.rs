@@ -88,7 +88,7 @@ pub(crate) fn acquire(client: &'static Client, addr: u64, size: u64) -> Option<A
     }
     // Orphans of this process end here, once in a walk.
     if first.is_none() {
-        orphan::reap(orphan::REAPED_BY_ACQUIRE);
+        orphan::reap(orphan::REAPED_BY_PIN);
     }
     let range = GpuRange::new(addr, size, shim::page_size())?;
     let answer = match pinning::pin(&client.owner, range) {

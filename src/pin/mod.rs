@@ -2,7 +2,14 @@
 
 //! One registration of pinned GPU memory: how it is pinned, mapped and put, and what is kept of it.
 //!
-//! This folder knows nothing of ib_core. What it needs of the driver above it is an [`Owner`].
+//! All that this folder knows of the driver above it is an [`Owner`]. That driver may hold locks of its own
+//! when it calls. One kind of them matters here, and is called a *stop lock*: a lock that [`Owner::stop`]
+//! takes. The provider holds the RM API lock while `stop` runs. So nobody who holds a stop lock may call
+//! the provider for a revocable pin. A persistent pin has no callback that would wait.
+//!
+//! A registration takes these steps: [`pinning::pin`] finds out whose memory it is and begins to pin it,
+//! [`Registration::complete`](registration::Registration::complete) pins the rest, `map_into` maps it for
+//! a device, `unmap` ends that, and `release` ends the registration, also after a step that failed.
 
 mod count;
 pub(crate) mod orphan;

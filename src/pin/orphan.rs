@@ -114,17 +114,16 @@ fn count(registration: &Registration) {
     trace::now(Event::Orphan, &registration.traced());
 }
 
-/// Most orphans that one registration ends. Each costs a call of the provider, and the whole
-/// machine's registrations wait for the peer mutex meanwhile.
-pub(crate) const REAPED_BY_ACQUIRE: usize = 8;
+/// Most orphans that one registration ends. Each costs a call of the provider, and others may wait
+/// meanwhile for a lock of the driver above.
+pub(crate) const REAPED_BY_PIN: usize = 8;
 
 /// Most orphans that one deregistration ends. Only its own process waits for it.
 pub(crate) const REAPED_BY_RELEASE: usize = 64;
 
 /// Ends at most `most` orphans that were left behind for this process.
 ///
-/// Takes the put gate, the RM API lock, state locks and the registry lock: allowed under the peer
-/// mutex, or under no lock.
+/// Takes the put gate, the RM API lock, state locks and the registry lock: never under a stop lock.
 #[inline]
 pub(crate) fn reap(most: usize) {
     if registry::has_orphans() {

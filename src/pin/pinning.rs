@@ -26,11 +26,11 @@ const PROBE_FIRST: u64 = 1 << 30;
 
 /// Pins `range`, or proves that it begins in memory of ours. The provider is asked once for memory of
 /// one allocation, and at most once more for memory that is not ours. If we refuse memory of ours, the
-/// answer is a registration whose `get_pages` fails with the reason.
+/// answer is a registration whose [`Registration::complete`] fails with the reason.
 ///
-/// The whole machine's registrations wait meanwhile. So what takes long is left to `get_pages`: a long
-/// range, and one over several allocations. That is for persistent pins only, which may be taken under
-/// a umem mapping lock (rule 5).
+/// Others may wait meanwhile for a lock of the driver above. So what takes long is left to
+/// [`Registration::complete`]: a long range, and one over several allocations. That is for persistent pins
+/// only, which may be taken under a stop lock (rule 5).
 ///
 /// The provider allocates in proportion to the length before it looks whose memory it is. So the
 /// start of a long range is pinned first, and the rest is asked for if the BAR can hold it.
@@ -92,8 +92,8 @@ pub(crate) enum Stopped {
 
 /// Pins the `rest` of `registration`, of which only the start was looked at: all of it or nothing.
 ///
-/// The umem mapping lock may be held, as the pins are persistent. Takes the RM API lock and the state
-/// lock, one after the other. Sleeps and allocates.
+/// A stop lock may be held, as the pins are persistent. Takes the RM API lock and the state lock, one
+/// after the other. Sleeps and allocates.
 pub(crate) fn pin_rest(registration: &Registration, rest: Rest) -> Result<(), Stopped> {
     let mut pins = None;
     let found = find_pieces(registration, rest, &mut pins);
@@ -154,7 +154,7 @@ fn find_pieces(registration: &Registration, rest: Rest, pins: &mut Option<Pins>)
 }
 
 /// Enters a registration of memory of ours that has no pin yet. `found` says what becomes of it in
-/// `get_pages`.
+/// [`Registration::complete`].
 fn claim(owner: &'static Owner, range: GpuRange, found: Found) -> Result<Arc<Registration>, Unclaimed> {
     let registration = enter(owner, range)?;
     let mut inner = registration.inner().lock();
@@ -166,7 +166,7 @@ fn claim(owner: &'static Owner, range: GpuRange, found: Found) -> Result<Arc<Reg
     Ok(registration)
 }
 
-/// Enters a registration without a pin, whose `get_pages` tells the `reason`.
+/// Enters a registration without a pin, whose [`Registration::complete`] tells the `reason`.
 pub(crate) fn refuse(owner: &'static Owner, range: GpuRange, reason: Reason) -> Result<Arc<Registration>, Unclaimed> {
     claim(owner, range, Found::Refused(reason))
 }
@@ -216,7 +216,7 @@ fn bar_around(registration: &Registration) -> Start {
 /// be had.
 ///
 /// `piece` is of `registration`, whose pins are persistent. Takes the RM API lock, state locks and
-/// the registry lock: for a persistent pin that is legal under a umem mapping lock.
+/// the registry lock: for a persistent pin that is legal under a stop lock.
 pub(crate) fn with_first_granule<T>(
     registration: &Registration,
     piece: Span,
@@ -236,7 +236,7 @@ pub(crate) fn with_first_granule<T>(
     answer
 }
 
-/// Ends a registration that the core will not hear of.
+/// Ends a registration that the driver above will not hear of.
 fn give_up(registration: &Registration) {
     // What the provider kept is an orphan now (rule 8).
     let _ = orphan::end(registration);

@@ -4,7 +4,8 @@
 //! shows it.
 //!
 //! What happens to a registration is elsewhere: [`crate::pin::pinning`] pins, [`crate::pin::steps`]
-//! answers the core's callbacks, [`crate::invalidate`] the provider's, and [`crate::pin::orphan`] puts.
+//! has the steps of the driver above, [`crate::invalidate`] the provider's callback, and
+//! [`crate::pin::orphan`] puts.
 
 use crate::dma::map::Mappings;
 use crate::ffi::shim::{self, Kind, ModuleRef, Process, Task};
@@ -26,9 +27,9 @@ pub(crate) struct Inner {
     pub(crate) state: State<Pins, Pinned, Mappings>,
     /// What the provider's tables said, for the admin; `None` before they were read.
     pub(crate) tables: Option<Tables>,
-    /// Freed in `release` and nowhere else: the core may walk it until then.
+    /// Freed in `release` and nowhere else: the driver above may walk it until then.
     pub(crate) table: Option<Table>,
-    /// What `acquire` found of memory that is ours, for `get_pages`.
+    /// What [`crate::pin::pinning::pin`] found of memory that is ours, for [`Registration::complete`].
     pub(crate) found: Found,
     /// Changed by [`crate::pin::count`] alone.
     pub(super) counted: Counted,
@@ -36,7 +37,7 @@ pub(crate) struct Inner {
     pub(super) since_ns: u64,
     /// When the free callback that is running now began, 0 without one.
     pub(crate) callback_ns: u64,
-    /// The task of that callback, if it calls the core's hook.
+    /// The task of that callback, if it has the driver above stop the device.
     pub(crate) invalidating: Option<Task>,
 }
 
@@ -48,18 +49,18 @@ pub(super) struct Counted {
     pub(super) pages: u64,
 }
 
-/// What `acquire` found of memory that is ours.
+/// What [`crate::pin::pinning::pin`] found of memory that is ours.
 #[derive(Clone, Copy)]
 pub(crate) enum Found {
     /// All of it is pinned, or being pinned.
     Pinned,
-    /// Its start can be pinned. `get_pages` pins the rest.
+    /// Its start can be pinned. [`Registration::complete`] pins the rest.
     Start(Rest),
-    /// It cannot be registered, and `get_pages` fails with this reason.
+    /// It cannot be registered, and [`Registration::complete`] fails with this reason.
     Refused(Reason),
 }
 
-/// What `get_pages` asks the provider for at first.
+/// What [`Registration::complete`] asks the provider for at first.
 #[derive(Clone, Copy)]
 pub(crate) enum Rest {
     /// All of the range: it is long, and may be one allocation.
@@ -79,7 +80,7 @@ impl Inner {
     }
 
     /// Notes that a free callback that began at `start_ns` found this registration, and whether it will
-    /// wait for the core.
+    /// wait for the device.
     pub(crate) fn begin_callback(&mut self, start_ns: u64, invalidating: bool) {
         self.callback_ns = start_ns;
         self.invalidating = if invalidating { Task::current() } else { None };
@@ -107,12 +108,12 @@ pub(crate) struct Registration {
     /// Name of the task that registered.
     pub(super) comm: [u8; 16],
     ticket: u64,
-    /// Filled by `acquire`, and by `get_pages` where that pins what `acquire` left.
+    /// Filled while it is pinned.
     #[pin]
     inner: Mutex<Inner>,
     /// Where a table of one entry lies.
     room: Room,
-    /// Held by a free callback from before its mark until the core's hook has returned.
+    /// Held by a free callback from before its mark until the owner's `stop` has returned.
     #[pin]
     invalidation: Mutex<()>,
     /// Last, so that it is given back last.

@@ -73,7 +73,7 @@ struct Registry {
 }
 
 global_lock! {
-    // SAFETY: Initialised in `init()`, before any client is registered.
+    // SAFETY: Initialised in `init()`, before anything is pinned.
     unsafe(uninit) static REGISTRY: Mutex<Registry> = Registry::new();
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct Snapshot {
     pub(crate) runs: usize,
     /// PCI numbers, 0 for none.
     pub(crate) gpu: u64,
-    pub(crate) nic: u64,
+    pub(crate) device: u64,
     /// When it was pinned, 0 before.
     pub(crate) since_ns: u64,
     /// When the free callback that is running now began, 0 without one.
@@ -65,7 +65,7 @@ impl Registration {
 
     /// Returns this registration at this moment. `inner` is its own.
     pub(crate) fn snapshot(&self, inner: &Inner) -> Snapshot {
-        let (runs, (gpu, nic)) = match inner.state.memory() {
+        let (runs, (gpu, device)) = match inner.state.memory() {
             Memory::None => (0, (0, 0)),
             Memory::Read(pinned) => (pinned.runs.as_slice().len(), (0, 0)),
             Memory::Mapped(mappings) => (mappings.runs(), mappings.ends()),
@@ -80,7 +80,7 @@ impl Registration {
             tables: inner.tables,
             runs,
             gpu,
-            nic,
+            device,
             since_ns: inner.since_ns,
             callback_ns: inner.callback_ns,
             invalidating: inner.invalidating.is_some(),

@@ -2,12 +2,12 @@
 
 //! The state of one registration, as one pure machine: what the state lock protects.
 //!
-//! State = pin × mapping × revoked × core ticket. Every transition is a method. None of them calls
+//! State = pin × mapping × revoked × the owner's ticket. Every transition is a method. None of them calls
 //! anything, so all of them are legal under the state lock, and the models run this very file.
 
 /// The pin half of the state. `P` is the pin itself.
 enum PinState<P> {
-    /// No get of the provider has returned yet, or `get_pages` is to pin the rest. A free callback may
+    /// No get of the provider has returned yet, or the rest is still to be pinned. A free callback may
     /// come all the same.
     Pinning,
     /// Ours to read (unless revoked) and to put.
@@ -24,7 +24,7 @@ enum PinState<P> {
 enum MapState {
     /// Not mapped yet.
     None,
-    /// Mapped: the NIC may use it.
+    /// Mapped: the device may use it.
     Live,
     /// Unmapped, for good. What is left of the mapping may still be here.
     Ended,
@@ -44,7 +44,7 @@ pub(crate) enum Memory<R, M> {
 ///
 /// # Invariants
 ///
-/// - `Live` is entered only while the pin is `Held` and not revoked, and with a core ticket.
+/// - `Live` is entered only while the pin is `Held` and not revoked, and with the owner's ticket.
 /// - The memory is `Mapped` if `Live`, and never if `None`.
 /// - Once `revoked`, the pin is never again `Held` or `Orphan`.
 pub(crate) struct State<P, R, M> {
@@ -52,21 +52,21 @@ pub(crate) struct State<P, R, M> {
     map: MapState,
     memory: Memory<R, M>,
     revoked: bool,
-    core_ticket: Option<u64>,
+    owner_ticket: Option<u64>,
 }
 
 /// The state in one word, for the admin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
-    /// Not pinned yet: the provider's get is running, or `get_pages` has not come.
+    /// Not pinned yet: the provider's get is running, or the rest is still to be pinned.
     Pinning,
     /// Pinned, not mapped yet.
     Pinned,
-    /// Mapped: the NIC may use it.
+    /// Mapped: the device may use it.
     Mapped,
-    /// Unmapped by the core, still pinned: the NIC driver destroys its key, or has failed to.
+    /// Unmapped by the driver above, and still pinned.
     Unmapped,
-    /// Taken back by the provider, not yet released by the core.
+    /// Taken back by the provider, not yet released by the driver above.
     Revoked,
     /// Waits for the callback or its owner's next call.
     Orphan,
@@ -96,7 +96,7 @@ pub(crate) enum Revocation {
     /// The same, and the pin was an orphan: the last holder is gone, and the registration ends
     /// here.
     QuietOrphan,
-    /// A mapping is live: tell the core, by this ticket of its own, and wait.
+    /// A mapping is live: tell the owner, by this ticket of its own, and wait.
     Invalidate(u64),
 }
 
@@ -112,7 +112,7 @@ pub(crate) enum Ending {
 impl<P, R, M> State<P, R, M> {
     /// Begins the state of a registration that is about to call the provider's get.
     pub(crate) fn new() -> Self {
-        Self { pin: PinState::Pinning, map: MapState::None, memory: Memory::None, revoked: false, core_ticket: None }
+        Self { pin: PinState::Pinning, map: MapState::None, memory: Memory::None, revoked: false, owner_ticket: None }
     }
 
     /// Notes that the provider's get succeeded. If the callback was faster, the page table of the pin must
@@ -178,15 +178,15 @@ impl<P, R, M> State<P, R, M> {
         }
     }
 
-    /// Keeps the core's ticket for its invalidate hook. Zero is a valid one.
-    pub(crate) fn set_core_ticket(&mut self, ticket: u64) {
-        self.core_ticket = Some(ticket);
+    /// Keeps the ticket that the owner's `stop` gets. Zero is a valid one.
+    pub(crate) fn set_owner_ticket(&mut self, ticket: u64) {
+        self.owner_ticket = Some(ticket);
     }
 
     /// Makes a mapping live. Refused, with the mapping handed back, once the pin is revoked or
-    /// gone, before the core gave its ticket, or if there was a mapping before.
+    /// gone, before the owner gave its ticket, or if there was a mapping before.
     pub(crate) fn publish(&mut self, mapping: M) -> Result<(), M> {
-        if self.held().is_none() || self.core_ticket.is_none() || !matches!(self.map, MapState::None) {
+        if self.held().is_none() || self.owner_ticket.is_none() || !matches!(self.map, MapState::None) {
             return Err(mapping);
         }
         // INVARIANT: Held, not revoked and with a ticket, as just checked.
@@ -228,7 +228,7 @@ impl<P, R, M> State<P, R, M> {
             // INVARIANT: The provider takes the pin back by itself.
             self.pin = PinState::Gone;
         }
-        match (&self.map, self.core_ticket) {
+        match (&self.map, self.owner_ticket) {
             (MapState::Live, Some(ticket)) => Revocation::Invalidate(ticket),
             _ if orphan => Revocation::QuietOrphan,
             _ => Revocation::Quiet,

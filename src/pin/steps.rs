@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the core's callbacks do to one registration, from `get_pages` to `release`.
+//! What the driver above does to one registration, step by step, once it has begun to be pinned.
 //!
 //! Rules and locks: docs/rules.md.
 
@@ -27,12 +27,12 @@ impl Registration {
         reason.errno()
     }
 
-    /// Does the core's `get_pages`: takes over what `acquire` pinned, and pins what that left to it.
-    /// `core_ticket` is for the invalidate hook.
+    /// Completes the pin: pins what [`pinning::pin`] left, or fails with the reason that it found. `addr`
+    /// and `size` are those of the registration. [`crate::pin::Owner::stop`] gets `owner_ticket`.
     ///
-    /// The umem mapping lock is held. Takes the state lock, and the RM API lock where there is
-    /// something to pin, persistently. Sleeps.
-    pub(crate) fn get_pages(&self, addr: u64, size: u64, core_ticket: u64) -> Result {
+    /// A stop lock may be held. Takes the state lock, and the RM API lock where there is something to pin,
+    /// persistently. Sleeps.
+    pub(crate) fn complete(&self, addr: u64, size: u64, owner_ticket: u64) -> Result {
         let user = self.range().user();
         if addr != user.start() || size != user.len() {
             return Err(self.fail(Reason::Order));
@@ -59,34 +59,32 @@ impl Registration {
             drop(inner);
             return Err(self.fail(Reason::Freed));
         }
-        inner.state.set_core_ticket(core_ticket);
+        inner.state.set_owner_ticket(owner_ticket);
         Ok(())
     }
 
-    /// Does the core's `dma_map`: maps for `device`, and gives the core a table of exactly the
-    /// page-aligned user range.
+    /// Maps for `device`, once, and writes a table of exactly the page-aligned user range into `sg`.
     ///
-    /// The umem mapping lock is held. Takes the state lock; calls the provider (RM API lock) only
-    /// for persistent pins (rule 5). Sleeps.
+    /// A stop lock may be held. Takes the state lock; calls the provider (RM API lock) only for persistent
+    /// pins (rule 5). Sleeps.
     ///
     /// # Safety
     ///
-    /// `sg` and `nmap` are valid for writing. The core stops reading `*sg` before it calls
-    /// `release`.
-    pub(crate) unsafe fn dma_map(&self, sg: *mut raw::sg_table, device: Option<Device>, nmap: *mut c_int) -> Result {
+    /// `sg` and `nmap` are valid for writing. Nobody reads `*sg` any more when `release` is called.
+    pub(crate) unsafe fn map_into(&self, sg: *mut raw::sg_table, device: Option<Device>, nmap: *mut c_int) -> Result {
         let timer = Timer::start(Event::Map);
         // SAFETY: By this function's contract.
-        let mapped = unsafe { self.try_dma_map(sg, device, nmap) }.map_err(|reason| self.fail(reason));
+        let mapped = unsafe { self.try_map_into(sg, device, nmap) }.map_err(|reason| self.fail(reason));
         timer.end(|| self.traced(), mapped);
         mapped
     }
 
-    /// Does the work of [`Self::dma_map`].
+    /// Does the work of [`Self::map_into`].
     ///
     /// # Safety
     ///
     /// As there.
-    unsafe fn try_dma_map(
+    unsafe fn try_map_into(
         &self,
         sg: *mut raw::sg_table,
         device: Option<Device>,
@@ -118,9 +116,8 @@ impl Registration {
                 Ok(()) => {
                     self.counters().maps.add(1);
                     self.counters().mapped_runs.add(num::u64_from(runs));
-                    // SAFETY: `sg` and `nmap` are valid by this function's contract. So is the
-                    // order of the core's last look and `release`, where alone the table is
-                    // dropped.
+                    // SAFETY: `sg` and `nmap` are valid by this function's contract. By the same, the
+                    // last look at the table is before `release`, where alone it is dropped.
                     unsafe { table.publish(sg, nmap) };
                     inner.table = Some(table);
                     None
@@ -188,27 +185,25 @@ impl Registration {
         answer
     }
 
-    /// Does the core's `dma_unmap`: unmaps, unless the callback did. For a plain client the umem mapping
-    /// lock is held. Takes the state lock.
-    pub(crate) fn dma_unmap(&self) {
+    /// Unmaps, unless the callback did. A stop lock may be held. Takes the state lock.
+    pub(crate) fn unmap(&self) {
         self.unmap_and(|_| ());
     }
 
-    /// Does the core's `release`: ends the registration, in whatever state it is. Waits until no free
-    /// callback of it is inside the core's hook. The core forgets the umem's client once this has
-    /// returned, and reads it inside the hook.
+    /// Ends the registration, in whatever state it is. Waits until no free callback of it is inside the
+    /// owner's `stop`, which may use what the driver above frees once this has returned.
     ///
-    /// The core holds no lock. One that releases inside its own hook does so in the callback's
-    /// task: then the pin is revoked, and neither the put gate nor the provider is touched.
+    /// No stop lock is held. A driver that releases inside its own `stop` does so in the callback's task:
+    /// then the pin is revoked, and neither the put gate nor the provider is touched.
     pub(crate) fn release(&self) {
-        // From here on no mapping is live, and no further callback will call the hook.
+        // From here on no mapping is live, and no further callback will call `stop`.
         let (lists, invalidating, ending, pins) = self.unmap_and(|inner| {
             let lists = (inner.table.take(), inner.state.take_rest());
             let ending = inner.state.ending();
             let pins = if self.is_revocable() { None } else { inner.state.take_for_put() };
             (lists, inner.invalidating, ending, pins)
         });
-        // A core that releases inside its own hook would wait for itself.
+        // A driver that releases inside its own `stop` would wait for itself.
         if invalidating.is_some() && invalidating != Task::current() {
             drop(self.invalidation().lock());
         }

@@ -128,11 +128,11 @@ fn pairs(text: &str) -> String {
     let kept = part("use kernel::sync::global_lock;\n", "/// The pairs that were met.").replace("pub(crate)", "pub");
     let kept = replace(PAIRS, &kept, "    fn pair(&self)", "    pub fn pair(&self)", 1);
     let kept = replace(PAIRS, &kept, "struct Known", "pub struct Known", 1);
-    let enter = part("place(pair.gpu, pair.nic) else { return };\n", "}\n\n");
+    let enter = part("place(pair.gpu, pair.device) else { return };\n", "}\n\n");
     format!(
         "use super::atomic::{{Acquire, Atomic, Relaxed, Release}};\n{kept}\npub static KNOWN: Known = Known {{ gpu: \
-         Atomic::new(0), nic: Atomic::new(0), reach: Atomic::new(0) }};\npub fn remember(known: &Known, pair: Pair) {{\n{enter}}}\n\
-         pub fn begin(known: &Known) {{\n    known.nic.load(Relaxed);\n    known.reach.load(Relaxed);\n    known.gpu.load(Relaxed);\n}}\n"
+         Atomic::new(0), device: Atomic::new(0), reach: Atomic::new(0) }};\npub fn remember(known: &Known, pair: Pair) {{\n{enter}}}\n\
+         pub fn begin(known: &Known) {{\n    known.device.load(Relaxed);\n    known.reach.load(Relaxed);\n    known.gpu.load(Relaxed);\n}}\n"
     )
 }
 

@@ -24,6 +24,7 @@ mod registry;
 mod sg;
 
 mod test_burst;
+mod test_layer;
 mod test_pieces;
 mod test_range;
 mod test_reason;

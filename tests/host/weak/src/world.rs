@@ -194,11 +194,11 @@ pub fn a_pair_is_whole() {
     pairs::begin(&pairs::KNOWN);
     let looks = thread::spawn(|| {
         if let Some(pair) = pairs::KNOWN.pair() {
-            assert!(pair.nic == 7 && pair.reach != Reach::Unsupported, "half a pair");
+            assert!(pair.device == 7 && pair.reach != Reach::Unsupported, "half a pair");
         }
     });
     for reach in [Reach::Unasked, Reach::Supported] {
-        pairs::remember(&pairs::KNOWN, Pair { gpu: 5, nic: 7, reach });
+        pairs::remember(&pairs::KNOWN, Pair { gpu: 5, device: 7, reach });
     }
     looks.join().unwrap();
 }
