@@ -6,6 +6,7 @@
 use crate::engine::{self, Edu};
 use crate::ffi::shim::{self, Kind};
 use crate::observe::reason::Reason;
+use crate::observe::refusals::Asked;
 use crate::pin::registration::Registration;
 use crate::pin::state::Memory;
 use crate::pin::{orphan, pinning, Otherwise, Owner};
@@ -22,7 +23,7 @@ static PERSISTENT: Owner = owner(Kind::Persistent);
 static REVOCABLE: Owner = owner(Kind::Revocable);
 
 const fn owner(kind: Kind) -> Owner {
-    Owner { name: "edu-dma", kind, otherwise: Otherwise::Nobody, words: Reason::words, stop }
+    Owner { asked: Asked { name: "edu-dma", kind, words: Reason::words }, otherwise: Otherwise::Nobody, stop }
 }
 
 /// Stops the device when the GPU driver takes the memory of a pin back. Returns once the device

@@ -165,7 +165,7 @@ impl Reason {
     }
 
     /// Says what is wrong, and what to do about it, as far as that is the same for every driver. A driver
-    /// that knows more says so in its own words ([`crate::pin::Owner::words`]).
+    /// that knows more says so in its own words ([`crate::observe::refusals::Asked::words`]).
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::NotSupported => {

@@ -32,14 +32,15 @@ pub(crate) fn by_reason(kind: Kind) -> impl Iterator<Item = (Reason, u64)> + Clo
     Reason::ALL.into_iter().zip(counters(kind).iter().map(Counter::value))
 }
 
-/// The owner that was asked.
+/// The owner that was asked, as it is shown.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
-    /// Its name.
+    /// Its name, for people.
     pub(crate) name: &'static str,
     /// How it pins.
     pub(crate) kind: Kind,
-    /// Says a reason to its users.
+    /// Says why a registration is refused, and what to do about it, to those who use the driver:
+    /// [`Reason::words`], or words that know the driver.
     pub(crate) words: fn(Reason) -> &'static str,
 }
 
@@ -106,7 +107,7 @@ pub(crate) fn failure_from(seq: u64) -> Option<Failure> {
 ///
 /// Takes a lock of its own and prints: never under a state lock or the registry lock, never in the
 /// free callback.
-pub(crate) fn refused(reason: Reason, client: Asked, user: Span) {
+pub(crate) fn refused(reason: Reason, client: &Asked, user: Span) {
     trace::failure(reason, user);
     let at = reason.index();
     if let Some(counter) = counters(client.kind).get(at) {
@@ -117,7 +118,7 @@ pub(crate) fn refused(reason: Reason, client: Asked, user: Span) {
         time_ns: shim::real_ns(),
         process: Process::current(),
         comm: shim::current_comm(),
-        client,
+        client: *client,
         user,
         reason,
     };

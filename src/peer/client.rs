@@ -5,6 +5,7 @@
 
 use crate::ffi::raw;
 use crate::ffi::shim::{Kind, EOPNOTSUPP};
+use crate::observe::refusals::Asked;
 use crate::peer::parameters;
 use crate::peer::words::words;
 use crate::pin::{Otherwise, Owner};
@@ -119,7 +120,7 @@ impl Client {
             Place::Only | Place::First => invalidate::<false>,
             Place::Second => invalidate::<true>,
         };
-        Self { owner: Owner { name, kind, otherwise, words, stop }, place }
+        Self { owner: Owner { asked: Asked { name, kind, words }, otherwise, stop }, place }
     }
 
     /// Returns the client that is asked first.
@@ -276,9 +277,9 @@ impl Clients {
         // SAFETY: By this function's contract this is the first use of each slot, and `READY` is set
         // below only.
         let add = |slot, name, kind, callbacks| unsafe { Registered::new(slot, name, kind, callbacks) };
-        let first = add(&FIRST_SLOT, mode.first.owner.name, mode.first.owner.kind, first)?;
+        let first = add(&FIRST_SLOT, mode.first.owner.asked.name, mode.first.owner.asked.kind, first)?;
         let second = match &mode.second {
-            Some(client) => Some(add(&SECOND_SLOT, client.owner.name, client.owner.kind, second)?),
+            Some(client) => Some(add(&SECOND_SLOT, client.owner.asked.name, client.owner.asked.kind, second)?),
             None => None,
         };
         let refusing = match mode.refusing {
@@ -290,8 +291,8 @@ impl Clients {
             pr_info!(
                 "{} client {} ({}) registered\n",
                 if are_plain() { "plain" } else { "extended" },
-                client.owner.name,
-                client.owner.kind.text()
+                client.owner.asked.name,
+                client.owner.asked.kind.text()
             );
         }
         Ok(Self { _refusing: refusing, _second: second, _first: first })

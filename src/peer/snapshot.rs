@@ -23,7 +23,7 @@ fn module() -> Module<impl Iterator<Item = Pair>> {
         version: client::version(),
         mode: client::mode_name(),
         core_client: if client::are_plain() { "plain" } else { "extended" },
-        clients: [Some(Client::first()), Client::second()].map(|client| client.map(|client| client.owner.asked())),
+        clients: [Some(Client::first()), Client::second()].map(|client| client.map(|client| client.owner.asked)),
         refusing: client::refusing_name(),
         callbacks_in_flight: callback.is_some().into(),
         oldest_callback_ms: callback.map_or(0, proc::age_ms),

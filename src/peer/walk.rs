@@ -82,7 +82,7 @@ pub(crate) fn acquire(client: &'static Client, addr: u64, size: u64) -> Option<A
     };
     // The persistent client answers even where the first one did not: then the walk began before the
     // module was ready.
-    let unasked = client.owner.kind == Kind::Revocable && first.is_none();
+    let unasked = client.owner.asked.kind == Kind::Revocable && first.is_none();
     if client.place == Place::Second && (first == Some(FirstAnswer::NotMine) || unasked) {
         return None;
     }
@@ -99,7 +99,7 @@ pub(crate) fn acquire(client: &'static Client, addr: u64, size: u64) -> Option<A
         Err(Unclaimed::StepAside) => FirstAnswer::SteppedAside,
         Err(Unclaimed::AskFallback) => FirstAnswer::Failed,
         Err(Unclaimed::Unproven(reason)) => {
-            refusals::refused(reason, client.owner.asked(), range.user());
+            refusals::refused(reason, &client.owner.asked, range.user());
             FirstAnswer::NotMine
         }
         Err(Unclaimed::NotMine) => {
@@ -126,7 +126,7 @@ pub(crate) fn acquire_to_refuse(addr: u64, size: u64) -> Option<Arc<Registration
         FirstAnswer::NotMine => None,
         FirstAnswer::SteppedAside => pinning::refuse(&Client::first().owner, range, Reason::NotSupported).ok(),
         FirstAnswer::Failed => {
-            refusals::refused(Reason::Unproven, Client::first().owner.asked(), range.user());
+            refusals::refused(Reason::Unproven, &Client::first().owner.asked, range.user());
             None
         }
     }

@@ -9,7 +9,7 @@ use crate::pin::registration::{Inner, Registration};
 impl Registration {
     /// Returns the counters of this registration's owner.
     pub(crate) fn counters(&self) -> &'static PerClient {
-        stats::client(self.owner().kind)
+        stats::client(self.owner().asked.kind)
     }
 
     /// Counts a pin that the provider just gave. Called under the state lock.

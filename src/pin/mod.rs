@@ -23,25 +23,18 @@ mod steps;
 mod tables;
 pub(crate) mod verdict;
 
-use crate::ffi::shim::Kind;
-use crate::observe::reason::Reason;
 use crate::observe::refusals::Asked;
 
 /// The one that pins, as this layer knows it. A driver has one for each way of pinning, which lives as
 /// long as the module.
 ///
-/// It is plain data, because every step of a registration looks at `kind`: a trait object would ask for
+/// It is plain data, because every step of a registration looks at the kind: a trait object would ask for
 /// it by a call, and a generic registration could not lie in one registry with others.
 pub(crate) struct Owner {
-    /// Its name, for people.
-    pub(crate) name: &'static str,
-    /// How it pins.
-    pub(crate) kind: Kind,
+    /// What is shown of it, and how it pins.
+    pub(crate) asked: Asked,
     /// Who pins what this one cannot.
     pub(crate) otherwise: Otherwise,
-    /// Says why a registration is refused, and what to do about it, to those who use the driver:
-    /// [`Reason::words`], or words that know the driver.
-    pub(crate) words: fn(Reason) -> &'static str,
     /// Has the device stop using a registration, by the ticket that the driver gave for it, and returns
     /// once it has. The free callback calls this with the RM API lock and every GPU lock held, while
     /// the registration is mapped. It must wait for nothing but the device.
@@ -61,11 +54,4 @@ pub(crate) enum Otherwise {
     RevocableIfAsked,
     /// Nobody.
     Nobody,
-}
-
-impl Owner {
-    /// Returns the owner as refusals name it.
-    pub(crate) fn asked(&self) -> Asked {
-        Asked { name: self.name, kind: self.kind, words: self.words }
-    }
 }

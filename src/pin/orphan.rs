@@ -87,7 +87,7 @@ pub(crate) fn put(registration: &Registration, pins: Option<Pins>, permit: &Perm
         }
         drop(inner);
         if let Some((error, puts)) = failed {
-            refusals::not_taken_back(error, puts, registration.owner().kind, registration.range().user());
+            refusals::not_taken_back(error, puts, registration.owner().asked.kind, registration.range().user());
         }
         if ended == Ended::Kept {
             return ended;

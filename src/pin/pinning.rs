@@ -47,7 +47,7 @@ pub(crate) fn pin(owner: &'static Owner, range: GpuRange) -> Result<Arc<Registra
             }
             Start::InBar(_) | Start::OutsideBar | Start::Unknown => {}
         }
-        if owner.kind == Kind::Persistent {
+        if owner.asked.kind == Kind::Persistent {
             return claim(owner, range, Found::Start(Rest::Whole));
         }
         if length > pieces::MOST_ASKED {
@@ -72,7 +72,7 @@ pub(crate) fn pin(owner: &'static Owner, range: GpuRange) -> Result<Arc<Registra
     }
     match judge(error, owner, start) {
         // A revocable pin would be one of several that are taken back one by one.
-        Verdict::Refused(Reason::LeavesAllocation) if owner.kind == Kind::Persistent => {
+        Verdict::Refused(Reason::LeavesAllocation) if owner.asked.kind == Kind::Persistent => {
             claim(owner, range, Found::Start(Rest::Pieces))
         }
         verdict => settle(owner, range, verdict),

@@ -165,7 +165,7 @@ impl Registration {
 
     /// Returns whether the pin is one that the provider can take back by itself.
     pub(crate) fn is_revocable(&self) -> bool {
-        self.owner.kind == Kind::Revocable
+        self.owner.asked.kind == Kind::Revocable
     }
 
     /// Returns the state lock, and what it protects.

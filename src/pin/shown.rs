@@ -43,11 +43,6 @@ pub(crate) struct Snapshot {
 }
 
 impl Registration {
-    /// Returns the owner as refusals name it.
-    pub(crate) fn asked(&self) -> Asked {
-        self.owner().asked()
-    }
-
     /// Returns what tracepoints show of this registration.
     pub(crate) fn traced(&self) -> raw::nvpm_traced {
         raw::nvpm_traced {
@@ -71,7 +66,7 @@ impl Registration {
             Memory::Mapped(mappings) => (mappings.runs(), mappings.ends()),
         };
         Snapshot {
-            client: self.asked(),
+            client: self.owner().asked,
             process: *self.process(),
             comm: self.comm,
             user: self.range().user(),

@@ -23,7 +23,7 @@ use kernel::prelude::*;
 impl Registration {
     /// Says why this registration fails, and returns the errno that the user sees.
     fn fail(&self, reason: Reason) -> Error {
-        refusals::refused(reason, self.asked(), self.range().user());
+        refusals::refused(reason, &self.owner().asked, self.range().user());
         reason.errno()
     }
 
