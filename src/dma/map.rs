@@ -111,6 +111,23 @@ impl Mappings {
         table
     }
 
+    /// Returns the addresses of exactly the bytes of `range` that the user asked for, as the device must be
+    /// given them, cut at `cap`. Drops what is not needed to unmap, so call it once.
+    // nvidia-peermem has no use for it.
+    #[allow(dead_code)]
+    pub(crate) fn addresses(&mut self, range: &GpuRange, cap: u32) -> Result<Runs> {
+        let skip = range.user().start().wrapping_sub(range.pinned().start());
+        let runs = sg::trim(self.0.iter().flat_map(Mapping::dma_runs), skip, range.user().len());
+        let mut resched = Resched::default();
+        let mut addresses = Runs::None;
+        for run in runs.flat_map(|run| sg::cut(run, cap.into())) {
+            resched.step();
+            addresses.append(run)?;
+        }
+        self.0.iter_mut().for_each(Mapping::forget_runs);
+        addresses.without_slack()
+    }
+
     /// Returns the number of contiguous runs.
     pub(crate) fn runs(&self) -> usize {
         self.0.iter().fold(0, |sum, mapping| sum.saturating_add(mapping.count()))

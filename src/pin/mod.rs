@@ -9,8 +9,12 @@
 //!
 //! A registration takes these steps: [`pinning::pin`] finds out whose memory it is and begins to pin it,
 //! [`Registration::complete`](registration::Registration::complete) pins the rest, `map_into` maps it for
-//! a device, `unmap` ends that, and `release` ends the registration, also after a step that failed.
+//! a device, `unmap` ends that, and `release` ends the registration, also after a step that failed. A
+//! [`buffer::Buffer`] takes them all for a driver that does not depend on the order of others.
 
+// nvidia-peermem has no use for it.
+#[allow(dead_code)]
+pub(crate) mod buffer;
 mod count;
 pub(crate) mod orphan;
 mod pieces;

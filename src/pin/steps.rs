@@ -5,6 +5,7 @@
 //! Rules and locks: docs/rules.md.
 
 use crate::dma::device::Device;
+use crate::dma::map::Mappings;
 use crate::ffi::raw;
 use crate::ffi::shim::{self, Task};
 use crate::gpu::pin::Permit;
@@ -17,7 +18,7 @@ use crate::pin::orphan::{self, Ended};
 use crate::pin::pinning::{self, Stopped};
 use crate::pin::registration::{Found, Inner, Registration};
 use crate::pin::state::{Ending, Memory};
-use crate::sg;
+use crate::sg::{self, Runs, Table};
 use kernel::prelude::*;
 
 impl Registration {
@@ -72,22 +73,61 @@ impl Registration {
     ///
     /// `sg` and `nmap` are valid for writing. Nobody reads `*sg` any more when `release` is called.
     pub(crate) unsafe fn map_into(&self, sg: *mut raw::sg_table, device: Option<Device>, nmap: *mut c_int) -> Result {
+        let list = |mappings: &mut Mappings, cap| {
+            // SAFETY: The room is the registration's, which does not move, and which drops the table in
+            // `release`. There is one table, because this is called once at most.
+            unsafe { mappings.table(self.range(), cap, self.room()) }.map(Some)
+        };
+        // SAFETY: By this function's contract.
+        unsafe { self.map_and(device, list, sg, nmap) }
+    }
+
+    /// Maps for `device`, once, and returns the addresses of exactly the user's bytes, as the device must be
+    /// given them. Locks are held and taken as [`Self::map_into`] says. Sleeps.
+    // nvidia-peermem has no use for it.
+    #[allow(dead_code)]
+    pub(crate) fn map(&self, device: Device) -> Result<Runs> {
+        let mut addresses = Runs::None;
+        let list = |mappings: &mut Mappings, cap| {
+            addresses = mappings.addresses(self.range(), cap)?;
+            Ok(None)
+        };
+        // SAFETY: There is no table, so neither pointer is used.
+        unsafe { self.map_and(Some(device), list, core::ptr::null_mut(), core::ptr::null_mut()) }?;
+        Ok(addresses)
+    }
+
+    /// Maps for `device`, once. `list` lists the addresses, cut at the number that it gets, without a lock
+    /// of ours, and is called once at most in the life of a registration. If it makes a table, that goes to
+    /// `sg` and `nmap`.
+    ///
+    /// # Safety
+    ///
+    /// If `list` makes a table: as [`Self::map_into`].
+    unsafe fn map_and(
+        &self,
+        device: Option<Device>,
+        list: impl FnOnce(&mut Mappings, u32) -> Result<Option<Table>>,
+        sg: *mut raw::sg_table,
+        nmap: *mut c_int,
+    ) -> Result {
         let timer = Timer::start(Event::Map);
         // SAFETY: By this function's contract.
-        let mapped = unsafe { self.try_map_into(sg, device, nmap) }.map_err(|reason| self.fail(reason));
+        let mapped = unsafe { self.try_map_and(device, list, sg, nmap) }.map_err(|reason| self.fail(reason));
         timer.end(|| self.traced(), mapped);
         mapped
     }
 
-    /// Does the work of [`Self::map_into`].
+    /// Does the work of [`Self::map_and`].
     ///
     /// # Safety
     ///
     /// As there.
-    unsafe fn try_map_into(
+    unsafe fn try_map_and(
         &self,
-        sg: *mut raw::sg_table,
         device: Option<Device>,
+        list: impl FnOnce(&mut Mappings, u32) -> Result<Option<Table>>,
+        sg: *mut raw::sg_table,
         nmap: *mut c_int,
     ) -> Result<(), Reason> {
         let device = device.ok_or(Reason::NoDevice)?;
@@ -103,9 +143,7 @@ impl Registration {
         // SAFETY: This registration's pins are put in `release` or later, which ends the mapping first.
         let mut mappings = unsafe { placed.map(device) }?;
         let cap = sg::cap(device.segment_limit(), shim::page_size());
-        // SAFETY: The room is the registration's, which does not move, and which drops the table in
-        // `release`. There is one table: what was read is taken once.
-        let table = unsafe { mappings.table(self.range(), cap, self.room()) }.map_err(|error| match error {
+        let table = list(&mut mappings, cap).map_err(|error| match error {
             error if error == EOVERFLOW => Reason::TooManyEntries,
             _ => Reason::NoMemory,
         })?;
@@ -116,10 +154,12 @@ impl Registration {
                 Ok(()) => {
                     self.counters().maps.add(1);
                     self.counters().mapped_runs.add(num::u64_from(runs));
-                    // SAFETY: `sg` and `nmap` are valid by this function's contract. By the same, the
-                    // last look at the table is before `release`, where alone it is dropped.
-                    unsafe { table.publish(sg, nmap) };
-                    inner.table = Some(table);
+                    if let Some(table) = table {
+                        // SAFETY: `sg` and `nmap` are valid by this function's contract. By the same, the
+                        // last look at the table is before `release`, where alone it is dropped.
+                        unsafe { table.publish(sg, nmap) };
+                        inner.table = Some(table);
+                    }
                     None
                 }
                 Err(mappings) => {
@@ -195,6 +235,8 @@ impl Registration {
     ///
     /// No stop lock is held. A driver that releases inside its own `stop` does so in the callback's task:
     /// then the pin is revoked, and neither the put gate nor the provider is touched.
+    // Inline, so that it becomes part of its only caller.
+    #[inline]
     pub(crate) fn release(&self) {
         // From here on no mapping is live, and no further callback will call `stop`.
         let (lists, invalidating, ending, pins) = self.unmap_and(|inner| {
