@@ -1,3 +1,3 @@
 // SPDX-License-Identifier: GPL-2.0
 /* The free callback, which Kbuild compiles with a flag of its own. */
-#include "../../src/ffi/callback.c"
+#include "ffi/callback.c"

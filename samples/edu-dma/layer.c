@@ -6,12 +6,12 @@
 #include <linux/module.h>
 
 #define NVPM_PLAIN_EXPORTS_ONLY
-#include "../../src/ffi/provider.c"
-#include "../../src/ffi/task.c"
-#include "../../src/ffi/dma.c"
-#include "../../src/ffi/sg.c"
-#include "../../src/ffi/bar.c"
-#include "../../src/ffi/trace.c"
+#include "ffi/provider.c"
+#include "ffi/task.c"
+#include "ffi/dma.c"
+#include "ffi/sg.c"
+#include "ffi/bar.c"
+#include "ffi/trace.c"
 
 /* Its symbols are weak, so modprobe would not load it for them. */
 MODULE_SOFTDEP("pre: nvidia");
