@@ -52,7 +52,7 @@ module! {
     params: {
         dma_bits: u32 {
             default: 28,
-            description: "Bits of an address that the device puts on the bus, which it does not tell: as QEMU's dma_mask has [default 28, as there]",
+            description: "Number of address bits that the device can drive. It cannot be asked: give the number of bits of QEMU's dma_mask [default 28, QEMU's default]",
         },
     },
 }
