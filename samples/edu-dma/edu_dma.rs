@@ -5,7 +5,7 @@
 //! docs/own-driver.md explains it. The driver is these files:
 //!
 //! - this one: the module and the PCI driver
-//! - [`memory`] one pinned range: the layer's calls, in their order, and what the layer asks of a driver
+//! - [`memory`] one pinned range, and what the layer asks of a driver
 //! - [`engine`] the device: its commands, its interrupt, and its end
 //! - [`session`] the character device, and [`uapi`] its ioctls
 //!
@@ -162,8 +162,7 @@ impl pci::Driver for Driver {
                 node <- session::node(),
                 edu,
                 _: {
-                    session::own(&node);
-                    known.publish()?;
+                    known.publish(session::own(&node)?)?;
                 },
             }))
         })

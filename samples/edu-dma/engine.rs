@@ -9,11 +9,9 @@
 
 use crate::dma::device::Device;
 use crate::ffi::shim;
-use crate::memory::Pinned;
 use crate::num;
-use crate::pin::registration::Registration;
-use crate::pin::registry;
-use crate::pin::state::Memory;
+use crate::pin::buffer::{self, Buffer};
+use crate::sg::Runs;
 use kernel::bindings;
 use kernel::device::{self, Bound};
 use kernel::devres::Devres;
@@ -62,14 +60,33 @@ pub(crate) type Bar = pci::Bar<'static, { regs::END }>;
 pub(crate) enum Side<'a> {
     /// The page that the driver shares with the device.
     Page,
-    /// A DMA address in this pin.
-    Gpu(&'a Pinned, u64),
+    /// A DMA address in this buffer.
+    Gpu(&'a Buffer, u64),
 }
 
-/// The state that commands need while the device is bound.
+/// The state that commands need while the device is bound. It lies under the engine's lock, so whoever has
+/// a `&mut Engine` has that lock, and no other command runs.
 struct Engine {
     /// The page that the device reads and writes for processes.
     page: Coherent<[u8]>,
+}
+
+/// The device while this driver is bound to it. It lies under the lock of the mappings and is never copied,
+/// so whoever has a reference to it has that lock, and the device stays bound meanwhile.
+struct BoundDevice(Device);
+
+/// The proof that each open file of the node holds this module.
+pub(crate) struct FilesHoldModule(());
+
+impl FilesHoldModule {
+    /// Returns the proof.
+    ///
+    /// # Safety
+    ///
+    /// The operations with which the node opens files from here on name this module as their owner.
+    pub(crate) unsafe fn new() -> Self {
+        Self(())
+    }
 }
 
 /// The device, as open files know it. It may be gone.
@@ -86,7 +103,7 @@ pub(crate) struct Edu {
     /// The device while it is bound. Pins are mapped under this lock, and none is mapped any more
     /// once the device is taken out.
     #[pin]
-    bound: Mutex<Option<Device>>,
+    bound: Mutex<Option<BoundDevice>>,
     /// The engine, which is locked during each command. `None` once the device is gone.
     #[pin]
     engine: Mutex<Option<Engine>>,
@@ -128,6 +145,34 @@ pub(crate) fn wait_for_command() {
     }
 }
 
+impl BoundDevice {
+    /// Returns whether an IOMMU gives the device addresses of its own, which fit its mask.
+    fn is_translated(&self) -> bool {
+        let device: *mut bindings::device = self.0.as_ptr().cast();
+        // SAFETY: A valid device. The domain of a bound device stays, and this one is bound.
+        let domain = unsafe { bindings::iommu_get_domain_for_dev(device) };
+        // SAFETY: Not NULL, and valid as above.
+        !domain.is_null() && unsafe { (*domain).type_ } & bindings::__IOMMU_DOMAIN_DMA_API != 0
+    }
+}
+
+impl Engine {
+    /// Makes the engine of `edu`, which this is, move bytes, and waits until it has.
+    fn command(&mut self, edu: &Edu, source: u64, destination: u64, length: u64, command: u64) -> Result {
+        *edu.done.lock() = false;
+        let bar = edu.bar.try_access().ok_or(ENODEV)?;
+        let _ = edu.started.fetch_add(1, Relaxed);
+        bar.write64(source, regs::DMA_SOURCE);
+        bar.write64(destination, regs::DMA_DESTINATION);
+        bar.write64(length, regs::DMA_COUNT);
+        bar.write64(command, regs::DMA_COMMAND);
+        drop(bar);
+        let ended = edu.wait();
+        let _ = edu.finished.fetch_add(1, Release);
+        ended
+    }
+}
+
 impl Edu {
     /// Returns the device behind `bar`, which puts the lower `bits` bits of an address on the bus.
     pub(crate) fn new(device: &pci::Device<Bound>, bar: pci::Bar<'_, { regs::END }>, bits: u32) -> Result<Arc<Self>> {
@@ -136,7 +181,7 @@ impl Edu {
         let raw = core::ptr::from_ref::<device::Device<Bound>>(device.as_ref()).cast_mut();
         // SAFETY: `Device` is a transparent wrapper of `struct device`, and not NULL. `unbind()`
         // undoes the last mapping while it is valid.
-        let bound = unsafe { Device::new(raw.cast()) };
+        let bound = unsafe { Device::new(raw.cast()) }.map(BoundDevice);
         Arc::pin_init(
             pin_init!(Self {
                 bar,
@@ -153,12 +198,12 @@ impl Edu {
         )
     }
 
-    /// Lets files be opened for this device.
+    /// Lets files be opened for this device. They hold the module (`_held`), whose code they call.
     ///
     /// # Errors
     ///
     /// `EBUSY` while there is another.
-    pub(crate) fn publish(self: &Arc<Self>) -> Result {
+    pub(crate) fn publish(self: &Arc<Self>, _held: FilesHoldModule) -> Result {
         let mut current = EDU.lock();
         if current.is_some() {
             return Err(EBUSY);
@@ -174,12 +219,7 @@ impl Edu {
         let mut bound = self.bound.lock();
         // Free the page while the device is still bound.
         drop(self.engine.lock().take());
-        let mut at = 0;
-        while let Some((index, registration)) = registry::from_index(at) {
-            registration.unmap();
-            at = index.saturating_add(1);
-            shim::cond_resched();
-        }
+        buffer::unmap_all();
         *bound = None;
         drop(bound);
         // This comes last: until nothing is mapped, a free callback has to find the engine.
@@ -187,45 +227,33 @@ impl Edu {
         drop(forgotten);
     }
 
-    /// Calls `map` with the device, which stays bound meanwhile. `map` may call the GPU driver.
-    pub(crate) fn map_with(&self, map: impl FnOnce(Device) -> Result) -> Result {
+    /// Maps `buffer` for the device, and returns its DMA addresses. May call the GPU driver.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` once the device is gone, or an error whose reason is in the log.
+    pub(crate) fn map(&self, buffer: &Buffer) -> Result<Runs> {
         let bound = self.bound.lock();
-        map((*bound).ok_or(ENODEV)?)
+        let device = (*bound).as_ref().ok_or(ENODEV)?;
+        self.check_reach(device, buffer)?;
+        buffer.map(device.0)
     }
 
     /// Refuses memory whose addresses the device would cut off, before the kernel's DMA mapping
-    /// warns about it. The device must be bound. Takes the state lock, for a moment.
-    pub(crate) fn check_reach(&self, registration: &Registration) -> Result {
-        let last = {
-            let inner = registration.inner().lock();
-            let runs = match inner.state.memory() {
-                Memory::Read(pinned) => pinned.runs.as_slice(),
-                Memory::None | Memory::Mapped(_) => &[],
-            };
-            runs.iter().map(|run| run.addr.saturating_add(run.len).saturating_sub(1)).max().unwrap_or(0)
-        };
-        if last.checked_shr(self.bits).unwrap_or(0) == 0 || self.is_translated() {
+    /// warns about it. Takes the state lock, for a moment.
+    fn check_reach(&self, device: &BoundDevice, buffer: &Buffer) -> Result {
+        let last = buffer.last_address().unwrap_or(0);
+        if last.checked_shr(self.bits).unwrap_or(0) == 0 || device.is_translated() {
             return Ok(());
         }
-        let user = registration.range().user();
         pr_err!(
             "{} bytes at {:#x} refused with EOPNOTSUPP: they end at bus address {:#x}, and the device puts {} bits of an address on the bus (dma_bits): have an IOMMU translate for it (intel_iommu=on iommu.passthrough=0), or give QEMU -device edu,dma_mask=0xffffffffffffffff and load with dma_bits=64\n",
-            user.len(),
-            user.start(),
+            buffer.span().len(),
+            buffer.span().start(),
             last,
             self.bits
         );
         Err(Error::from_errno(shim::EOPNOTSUPP))
-    }
-
-    /// Returns whether an IOMMU gives the device addresses of its own, which fit its mask.
-    fn is_translated(&self) -> bool {
-        let device: *mut bindings::device = core::ptr::from_ref(self.bar.device()).cast_mut().cast();
-        // SAFETY: A valid device, of which `Device` is a transparent wrapper. The domain of a bound
-        // device stays.
-        let domain = unsafe { bindings::iommu_get_domain_for_dev(device) };
-        // SAFETY: Not NULL, and valid as above.
-        !domain.is_null() && unsafe { (*domain).type_ } & bindings::__IOMMU_DOMAIN_DMA_API != 0
     }
 
     /// Moves `bytes.len()` bytes, at most [`CHUNK`], from one side through the device's buffer to
@@ -236,43 +264,29 @@ impl Edu {
     /// `ENODEV` once the device is gone, `ECANCELED` once the memory is, `ETIMEDOUT` where the
     /// device ended a command and no interrupt came.
     pub(crate) fn pass(&self, from: Side<'_>, to: Side<'_>, bytes: &mut [u8]) -> Result {
-        let engine = self.engine.lock();
-        let page = &engine.as_ref().ok_or(ENODEV)?.page;
+        let mut engine = self.engine.lock();
+        let engine = (*engine).as_mut().ok_or(ENODEV)?;
+        let page = engine.page.dma_handle();
         let address = |side| match side {
-            Side::Page => Ok(page.dma_handle()),
-            Side::Gpu(pin, address) if pin.is_live() => Ok(address),
+            Side::Page => Ok(page),
+            Side::Gpu(buffer, address) if buffer.is_mapped() => Ok(address),
             Side::Gpu(..) => Err(Error::from_errno(ECANCELED)),
         };
         let (source, destination) = (address(from)?, address(to)?);
         let length = num::u64_from(bytes.len());
         if let Side::Page = from {
-            // SAFETY: No command runs: the engine's lock is held, and each is waited for under it.
-            let page = unsafe { page.as_mut() };
+            // SAFETY: No command runs: this has the engine alone, and each command is waited for.
+            let page = unsafe { engine.page.as_mut() };
             page.get_mut(..bytes.len()).ok_or(EINVAL)?.copy_from_slice(bytes);
         }
-        self.command(source, BUFFER, length, RUN | INTERRUPT)?;
-        self.command(BUFFER, destination, length, RUN | TO_MEMORY | INTERRUPT)?;
+        engine.command(self, source, BUFFER, length, RUN | INTERRUPT)?;
+        engine.command(self, BUFFER, destination, length, RUN | TO_MEMORY | INTERRUPT)?;
         if let Side::Page = to {
             // SAFETY: As above.
-            let page = unsafe { page.as_ref() };
+            let page = unsafe { engine.page.as_ref() };
             bytes.copy_from_slice(page.get(..bytes.len()).ok_or(EINVAL)?);
         }
         Ok(())
-    }
-
-    /// Makes the engine move bytes, and waits until it has. The engine's lock must be held.
-    fn command(&self, source: u64, destination: u64, length: u64, command: u64) -> Result {
-        *self.done.lock() = false;
-        let bar = self.bar.try_access().ok_or(ENODEV)?;
-        let _ = self.started.fetch_add(1, Relaxed);
-        bar.write64(source, regs::DMA_SOURCE);
-        bar.write64(destination, regs::DMA_DESTINATION);
-        bar.write64(length, regs::DMA_COUNT);
-        bar.write64(command, regs::DMA_COMMAND);
-        drop(bar);
-        let ended = self.wait();
-        let _ = self.finished.fetch_add(1, Release);
-        ended
     }
 
     /// Waits until the engine stands still, even if the calling task is killed, because the memory

@@ -3,21 +3,14 @@
 //! Pins one range of GPU memory and maps it for the device. It also contains what the pin layer
 //! knows about this driver.
 
-use crate::engine::{self, Edu};
-use crate::ffi::shim::{self, Kind};
+use crate::engine::{self, Edu, Side};
+use crate::ffi::shim::Kind;
 use crate::observe::reason::Reason;
 use crate::observe::refusals::Asked;
-use crate::pin::registration::Registration;
-use crate::pin::state::Memory;
-use crate::pin::{orphan, pinning, Otherwise, Owner};
-use crate::range::GpuRange;
-use crate::sg::{self, Run};
-use core::mem::MaybeUninit;
-use kernel::alloc::KVVec;
-use kernel::bindings;
+use crate::pin::buffer::Buffer;
+use crate::pin::{Otherwise, Owner};
+use crate::sg::{self, Run, Runs};
 use kernel::prelude::*;
-use kernel::scatterlist::SGTable;
-use kernel::sync::Arc;
 
 static PERSISTENT: Owner = owner(Kind::Persistent);
 static REVOCABLE: Owner = owner(Kind::Revocable);
@@ -40,33 +33,18 @@ unsafe fn stop(_ticket: u64) {
     engine::wait_for_command();
 }
 
-/// The layer's part of the pin, until this is dropped.
-struct Held(Arc<Registration>);
-
-impl Drop for Held {
-    /// Unmaps the pin, and gives it back or leaves it to a process that can. Takes the put gate and
-    /// the RM API lock, so none of our locks may be held.
-    fn drop(&mut self) {
-        self.0.release();
-    }
-}
-
 /// GPU memory that the device can reach.
 pub(crate) struct Pinned {
-    held: Held,
-    /// The DMA addresses of the pages around the range.
-    runs: KVVec<Run>,
-    /// The number of their bytes before the range.
-    skip: u64,
-    /// The number of bytes of the range.
-    length: u64,
+    buffer: Buffer,
+    /// The DMA addresses of its bytes.
+    runs: Runs,
 }
 
 impl Pinned {
-    /// Pins `length` bytes at `va` of the calling process, and maps them for `edu`.
+    /// Pins `length` bytes at `va` of the calling process, and maps them for `edu`. It sleeps.
     ///
-    /// It sleeps. It takes the put gate, the RM API lock and the lock of `edu`'s mappings, so none
-    /// of our locks may be held.
+    /// The layer must not be called under the lock that [`stop`] takes. Nobody can: that lock never leaves
+    /// `engine.rs`, which pins nothing and drops no pin.
     ///
     /// # Errors
     ///
@@ -77,43 +55,19 @@ impl Pinned {
             Kind::Persistent => &PERSISTENT,
             Kind::Revocable => &REVOCABLE,
         };
-        // First end what this process left behind.
-        orphan::reap(orphan::REAPED_BY_PIN);
-        let range = GpuRange::new(va, length, shim::page_size()).ok_or(EFAULT)?;
-        let held = Held(pinning::pin(owner, range).map_err(|_| EFAULT)?);
-        held.0.complete(va, length, 0)?;
-        let mut table = MaybeUninit::<bindings::sg_table>::zeroed();
-        let mut entries = 0;
-        edu.map_with(|device| {
-            edu.check_reach(&held.0)?;
-            // SAFETY: `table` and `entries` are locals. `table` is read below and not again, before
-            // `release`. The device is bound as long as its mappings are locked.
-            unsafe { held.0.map_into(table.as_mut_ptr().cast(), Some(device), &mut entries) }
-        })?;
-        // SAFETY: `dma_map` has filled it, and its entries stay until `release`.
-        let table = unsafe { SGTable::from_raw(table.as_mut_ptr()) };
-        let mut runs = KVVec::with_capacity(usize::try_from(entries)?, GFP_KERNEL)?;
-        for entry in table.iter() {
-            runs.push_within_capacity(Run { addr: entry.dma_address(), len: entry.dma_len() })
-                .map_err(|_| EOVERFLOW)?;
-            shim::cond_resched();
-        }
-        let range = held.0.range();
-        let skip = range.user().start().wrapping_sub(range.pages().start());
-        Ok(Self { held, runs, skip, length })
+        let buffer = Buffer::pin(owner, va, length, 0)?;
+        let runs = edu.map(&buffer)?;
+        Ok(Self { buffer, runs })
     }
 
     /// Returns the DMA addresses of `length` bytes from `at` on, or `None` if there are fewer.
     pub(crate) fn runs(&self, at: u64, length: u64) -> Option<impl Iterator<Item = Run> + '_> {
-        at.checked_add(length).filter(|end| *end <= self.length)?;
-        Some(sg::trim(self.runs.iter().copied(), self.skip.wrapping_add(at), length))
+        at.checked_add(length).filter(|end| *end <= self.buffer.span().len())?;
+        Some(sg::trim(self.runs.as_slice().iter().copied(), at, length))
     }
 
-    /// Returns whether the device may get the pin's addresses. If the engine's lock is held, that
-    /// stays so until it is released: a free callback marks the pin first, and then waits for that
-    /// lock.
-    pub(crate) fn is_live(&self) -> bool {
-        let inner = self.held.0.inner().lock();
-        inner.state.held().is_some() && matches!(inner.state.memory(), Memory::Mapped(_))
+    /// Returns the side of a command that is at the DMA address `address` of this memory.
+    pub(crate) fn side(&self, address: u64) -> Side<'_> {
+        Side::Gpu(&self.buffer, address)
     }
 }

@@ -2,7 +2,7 @@
 
 //! `/dev/edu-dma`: an open file, its pins, and its ioctls (`uapi.rs`).
 
-use crate::engine::{self, Edu, Side, CHUNK};
+use crate::engine::{self, Edu, FilesHoldModule, Side, CHUNK};
 use crate::ffi::shim::{self, Kind};
 use crate::memory::Pinned;
 use crate::num;
@@ -191,7 +191,7 @@ impl<'a, I: Iterator<Item = Run>> Bytes<'a, I> {
     fn side(&self) -> Side<'a> {
         match self.place {
             Place::Host(_) => Side::Page,
-            Place::Gpu(pin, run) => Side::Gpu(pin, run.addr),
+            Place::Gpu(pin, run) => pin.side(run.addr),
         }
     }
 
@@ -228,17 +228,18 @@ pub(crate) fn node() -> impl PinInit<MiscDeviceRegistration<Session>, Error> {
     MiscDeviceRegistration::register(MiscDeviceOptions { name: c"edu-dma" })
 }
 
-/// Makes files of `node` hold the module. It must be called before the device is published.
-pub(crate) fn own(node: &MiscDeviceRegistration<Session>) {
+/// Makes files of `node` hold the module, and returns the proof, with which the device is published.
+pub(crate) fn own(node: &MiscDeviceRegistration<Session>) -> Result<FilesHoldModule> {
     let node = node.as_raw();
     // SAFETY: The node is registered, and its operations are the crate's constant.
     let mut operations = unsafe { core::ptr::read((*node).fops) };
     operations.owner = crate::THIS_MODULE.as_ptr();
     // The node of an earlier device has done the same.
     OPERATIONS.populate(Operations(operations));
-    if let Some(operations) = OPERATIONS.as_ref() {
-        // SAFETY: As above. One aligned pointer is written, and what it names is as good as what it
-        // named before. Who opens a file meanwhile finds no device.
-        unsafe { core::ptr::write_volatile(&raw mut (*node).fops, &operations.0) };
-    }
+    let operations = OPERATIONS.as_ref().ok_or(ENOMEM)?;
+    // SAFETY: As above. One aligned pointer is written, and what it names is as good as what it named
+    // before. Who opens a file meanwhile finds no device, because that is published by what this returns.
+    unsafe { core::ptr::write_volatile(&raw mut (*node).fops, &operations.0) };
+    // SAFETY: They have just been named.
+    Ok(unsafe { FilesHoldModule::new() })
 }
