@@ -8,6 +8,7 @@ use crate::error::{Error, Memory, Refusal};
 use crate::fork::{self, Closed};
 use crate::identity::Identity;
 use crate::lease::Lease;
+use crate::leaving::Leaving;
 use crate::outside::Outside;
 use crate::policy::{Policy, Way};
 use crate::pressure::Pressure;
@@ -155,6 +156,8 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     trusted: AtomicU64,
     pub(crate) pressure: Pressure,
     pub(crate) state: Mutex<State<G, V>>,
+    /// What threads are letting go of at this moment. Its lock may be taken under that of `state`.
+    pub(crate) leaving: Leaving<G, V>,
     /// It is signalled when something leaves [`State::ending`], and when nobody asks any more.
     pub(crate) ended: Condvar,
 }
@@ -182,7 +185,7 @@ struct Making {
 /// Of one domain and access, no entry contains another, so starts and ends have the same order. The
 /// sums are those of all entries, and `queued_bytes` that of the queues. No entry in the maps is
 /// removed, and each entry that leaves them is. An entry in the maps is in a queue, or it is awaited,
-/// or the thread that ended its last lease is about to take the lock and to put it back. With
+/// or it is in [`Inner::leaving`] until the thread that ended its last lease has put it back. With
 /// [`Options::idle_bytes`], an entry in a queue is not in use, unless its user is about to take the
 /// lock and to take it out.
 pub(crate) struct State<G: Gpu, V: Verbs> {
@@ -431,6 +434,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
             trusted: AtomicU64::new(0),
             pressure: Pressure::default(),
             state: Mutex::new(state),
+            leaving: Leaving::default(),
             ended: Condvar::new(),
         }))
     }
@@ -551,6 +555,13 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
     /// belong to the parent.
     pub fn forked(&self) -> bool {
         self.0.check_process().is_err()
+    }
+
+    /// Returns the number of registrations that nobody uses at this moment, for the models.
+    #[cfg(feature = "shuttle")]
+    #[doc(hidden)]
+    pub fn unused(&self) -> usize {
+        lock(&self.0.state).all().filter(|entry| !entry.word.in_use()).count()
     }
 
     /// Returns why it registers in the way that it does.
@@ -1010,6 +1021,13 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         let mut state = lock(&self.state);
         let queues: Vec<_> = state.queues.keys().copied().filter(|(device, way)| which(*device, *way)).collect();
         let mut evicted = Vec::new();
+        // No queue has what is leaving, and the thread that lets it go will not evict it.
+        for entry in self.leaving.now() {
+            if which(entry.device, entry.way) && state.same(&entry).is_some() && self.evict(&entry) {
+                state.take(&entry);
+                evicted.push(entry);
+            }
+        }
         for queue in queues {
             while let Some((_, entry)) = state.first(queue) {
                 if self.evict(&entry) {

@@ -5,6 +5,7 @@ use crate::backend::{Access, Gpu, Verbs};
 use crate::cache::Inner;
 use crate::fork::{self, Closed};
 use crate::identity::Identity;
+use crate::leaving::Leaves;
 use crate::policy::Way;
 use crate::range::Range;
 use crate::stats::Counters;
@@ -257,9 +258,9 @@ impl<G: Gpu, V: Verbs> Drop for Held<G, V> {
     fn drop(&mut self) {
         // From here on the entry may go, except for the caller that learns that it must end the
         // entry.
-        match self.word.end(|| Some((self.cache.upgrade()?, self.own()?))) {
+        match self.word.end(|| Leaves::new(self.cache.upgrade()?, self.own()?)) {
             End::Nothing | End::Awaited(None) => {}
-            End::Awaited(Some((cache, entry))) => cache.released(&entry),
+            End::Awaited(Some(leaves)) => leaves.released(),
             // SAFETY: The word said so.
             End::Removed => drop(unsafe { self.finish() }),
         }

@@ -35,6 +35,7 @@ pub mod ibverbs;
 #[doc(hidden)]
 pub mod identity;
 pub mod lease;
+mod leaving;
 mod outside;
 pub mod policy;
 mod pressure;

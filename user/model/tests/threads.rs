@@ -428,6 +428,42 @@ fn what_another_thread_lets_go_of_is_awaited() {
     });
 }
 
+/// A program asks for all that nobody uses, or lacks memory, while another thread is letting go of
+/// a region: what nobody used any more when it asked is gone, with and without a limit on what nobody
+/// uses.
+#[test]
+fn what_has_just_been_let_go_of_is_evicted() {
+    static MET: AtomicBool = AtomicBool::new(false);
+    search("a lease that ends", || {
+        for (idle_bytes, lacks) in [(0, false), (1 << 20, false), (1 << 20, true)] {
+            let world = World::default();
+            let mut options = Options::default();
+            options.idle_bytes = idle_bytes;
+            let policy = Policy::by_module(true);
+            let cache = Cache::with(world.clone(), world.clone(), policy, Limits::default(), options);
+            let (block, other) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+            world.limit(2);
+            let lease = cache.register(0, block.start(), block.length(), 1).unwrap();
+            // This finds it in use, so that its last lease will put it back.
+            cache.shrink();
+            let lets_go = shuttle::thread::spawn(move || drop(lease));
+            step();
+            if cache.unused() == 1 {
+                MET.store(true, Ordering::Relaxed);
+                if lacks {
+                    let made = cache.register(0, other.start(), other.length(), 1);
+                    made.expect("UNSEEN: there is room, but for what nobody uses");
+                } else {
+                    cache.shrink();
+                    assert_eq!(world.regions(), 0, "UNSEEN: what nobody uses stays registered");
+                }
+            }
+            lets_go.join().unwrap();
+        }
+    });
+    assert!(MET.load(Ordering::Relaxed), "the lease never ended first");
+}
+
 /// A context is about to go with all its memory. Nobody is asking CUDA in it when the report
 /// returns, by what was registered before: whoever registers in that context later has no such promise.
 #[test]
