@@ -17,7 +17,7 @@ use std::hash::{Hash, Hasher};
 const SLOTS_LOG: u32 = 12;
 const SLOTS: usize = 1 << SLOTS_LOG;
 
-/// A place for an entry. The two in which an entry may lie share a line of the processor's cache.
+/// A place for an entry.
 ///
 /// # Invariants
 ///
@@ -25,7 +25,6 @@ const SLOTS: usize = 1 << SLOTS_LOG;
 /// it has a weak reference, so nothing else takes that address. Without an entry, `cache` is 0, at
 /// which there is no cache.
 #[derive(Clone)]
-#[repr(align(32))]
 struct Slot {
     /// The first address of the range that was asked for.
     start: u64,
@@ -33,11 +32,18 @@ struct Slot {
     entry: Option<Arc<dyn Any>>,
 }
 
-const _: () = assert!(size_of::<Slot>() == 32);
+/// The two places in which an entry may lie. They share a line of the processor's cache.
+#[derive(Clone)]
+#[repr(align(64))]
+struct Pair([Slot; 2]);
+
+const _: () = assert!(size_of::<Pair>() == 64);
+
+type Pairs = Box<[Pair; SLOTS / 2]>;
 
 thread_local! {
     /// The slots. None until the first use.
-    static RECENT: RefCell<Option<Box<[Slot; SLOTS]>>> = const { RefCell::new(None) };
+    static RECENT: RefCell<Option<Pairs>> = const { RefCell::new(None) };
 }
 
 /// A quick hash. A bad hash only makes hits slower.
@@ -69,15 +75,16 @@ impl Hasher for Mix {
     }
 }
 
-/// Returns the slots in which an entry may be.
+/// Returns the pair of slots in which an entry may be, and the slots in it in the order to look at.
 #[inline]
-fn slots(pd: &impl Hash, access: Access, start: u64) -> [usize; 2] {
+fn slots(pd: &impl Hash, access: Access, start: u64) -> (usize, [usize; 2]) {
     let mut mix = Mix(access.bits() as u64);
     pd.hash(&mut mix);
     mix.write_u64(start);
     // The product's highest bits differ most between neighbours.
     let first = (mix.finish() >> (u64::BITS - SLOTS_LOG)) as usize;
-    [first, first ^ 1]
+    let slot = first % 2;
+    (first / 2, [slot, 1 - slot])
 }
 
 /// Returns what `found` makes of the entry of this domain, access and range, if this thread had it
@@ -91,11 +98,12 @@ pub(crate) fn find<G: Gpu, V: Verbs, T>(
     found: impl FnOnce(&Entry<G, V>) -> Option<T>,
 ) -> Option<T> {
     let address = Arc::as_ptr(cache) as usize;
-    let look = |recent: &RefCell<Option<Box<[Slot; SLOTS]>>>| {
+    let look = |recent: &RefCell<Option<Pairs>>| {
         let recent = recent.try_borrow().ok()?;
-        let all = recent.as_deref()?;
+        let (pair, [first, second]) = slots(&pd, access, range.start());
+        let Pair(pair) = &recent.as_deref()?[pair];
         let here = |at: usize| {
-            let slot = &all[at];
+            let slot = &pair[at];
             if slot.start != range.start() || slot.cache != address {
                 return None;
             }
@@ -104,7 +112,6 @@ pub(crate) fn find<G: Gpu, V: Verbs, T>(
             let entry = unsafe { &*entry };
             (entry.pd == pd && entry.access == access && entry.range.contains(range)).then_some(entry)
         };
-        let [first, second] = slots(&pd, access, range.start());
         found(here(first).or_else(|| here(second))?)
     };
     // A thread that ends has no slots any more.
@@ -113,18 +120,20 @@ pub(crate) fn find<G: Gpu, V: Verbs, T>(
 
 /// Keeps `entry`, so that this thread's next hit from `start` on finds it here.
 pub(crate) fn keep<G: Gpu, V: Verbs>(entry: Arc<Entry<G, V>>, start: u64) {
-    let slots = slots(&entry.pd, entry.access, start);
+    let (pair, slots) = slots(&entry.pd, entry.access, start);
     let cache = entry.cache.as_ptr() as usize;
     let _ = RECENT.try_with(|recent| {
         let Ok(mut recent) = recent.try_borrow_mut() else { return None };
         let all = recent.get_or_insert_with(|| {
-            let none = vec![Slot { start: 0, cache: 0, entry: None }; SLOTS];
+            let slot = Slot { start: 0, cache: 0, entry: None };
+            let none = vec![Pair([slot.clone(), slot]); SLOTS / 2];
             none.into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!("it has so many"))
         });
-        let free = |at: &usize| all[*at].entry.is_none() || all[*at].start == start;
+        let Pair(pair) = &mut all[pair];
+        let free = |at: &usize| pair[*at].entry.is_none() || pair[*at].start == start;
         let slot = slots.into_iter().find(free).unwrap_or(slots[0]);
         // The old entry is dropped where nothing is borrowed.
-        Some(std::mem::replace(&mut all[slot], Slot { start, cache, entry: Some(entry) }))
+        Some(std::mem::replace(&mut pair[slot], Slot { start, cache, entry: Some(entry) }))
     });
 }
 
@@ -137,7 +146,7 @@ mod tests {
     fn crowded(base: u64, size: u64) -> u64 {
         let mut pairs = BTreeMap::<usize, u64>::new();
         for buffer in 0..1265 {
-            *pairs.entry(slots(&0x55d0_1234_5670_u64, 1.into(), base + buffer * size)[0] / 2).or_default() += 1;
+            *pairs.entry(slots(&0x55d0_1234_5670_u64, 1.into(), base + buffer * size).0).or_default() += 1;
         }
         pairs.values().filter(|&&buffers| buffers > 2).sum()
     }
