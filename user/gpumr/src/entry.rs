@@ -79,8 +79,9 @@ struct Alive<G: Gpu, V: Verbs> {
 ///
 /// `alive` is `Some` and nobody writes to it until `word` is removed and without leases; then it
 /// belongs to the caller that `word` told so.
-// A hit reads the first two lines of the processor's cache, and writes to the first. No other entry
-// lies there, so that threads with entries of their own do not wait for each other.
+// A hit writes to the first line of the processor's cache. No other entry lies there, so that threads
+// with entries of their own do not wait for each other. With reported frees and the types that
+// libgpumr.so has, a hit reads the first two lines. Without such reports it reads more of `identity`.
 #[repr(C, align(64))]
 pub(crate) struct Entry<G: Gpu, V: Verbs> {
     pub(crate) word: Word,
@@ -264,5 +265,25 @@ impl<G: Gpu, V: Verbs> Drop for Held<G, V> {
             // SAFETY: The word said so.
             End::Removed => drop(unsafe { self.finish() }),
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    /// The size of a line of the processor's cache.
+    const LINE: usize = 64;
+
+    type Entry = super::Entry<crate::cuda::Cuda, crate::ibverbs::IbVerbs>;
+
+    #[test]
+    fn a_hit_writes_to_one_line_and_reads_two_where_frees_are_reported() {
+        assert!(offset_of!(Entry, word).max(offset_of!(Entry, used)) + 8 <= LINE);
+        assert!(offset_of!(Entry, access) + size_of::<Access>() <= LINE);
+        let reads_to = offset_of!(Entry, identity) + Identity::EPOCH_ENDS;
+        assert!(reads_to <= 2 * LINE, "{reads_to} bytes");
+        assert_eq!(align_of::<Entry>(), LINE);
     }
 }

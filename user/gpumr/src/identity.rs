@@ -23,6 +23,12 @@ pub struct Identity {
     at_once: Option<(Piece, Range)>,
 }
 
+#[cfg(all(test, not(feature = "shuttle")))]
+impl Identity {
+    /// Where the part ends that a hit reads whose frees are reported.
+    pub(crate) const EPOCH_ENDS: usize = std::mem::offset_of!(Self, epoch) + size_of::<Option<u64>>();
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     at: u64,
