@@ -50,14 +50,17 @@ static void ours(const struct ibv_context *context)
 	}
 }
 
-/* Returns the errno that each registration fails with, if the test sets one. */
-static int refused(void)
+/* Returns whether a registration fails, with the errno that the test sets. The test may choose the
+ * domains by their handle. */
+static int refused(const struct ibv_pd *pd)
 {
 	const char *number = getenv("STAND_IN_ERRNO");
+	const char *handle = getenv("STAND_IN_HANDLE");
 
-	if (number)
-		errno = atoi(number);
-	return number != NULL;
+	if (!number || (handle && pd->handle != (uint32_t)atoi(handle)))
+		return 0;
+	errno = atoi(number);
+	return 1;
 }
 
 /* A region keeps its dma-buf. */
@@ -85,7 +88,7 @@ static struct ibv_mr *make(struct ibv_pd *pd, void *addr, size_t length, int fd,
 	memset(region, 0, sizeof(*region));
 	mr = &region->mr;
 	ours(pd->context);
-	if (refused()) {
+	if (refused(pd)) {
 		give_back(region);
 		return NULL;
 	}

@@ -191,7 +191,8 @@ void gpumr_close(struct gpumr *cache);
 /* access: IBV_ACCESS_... as ibv_reg_mr() takes them. A request with other flags is another region. */
 int gpumr_register(struct gpumr *cache, struct ibv_pd *pd, void *addr, size_t length,
 		   int access, struct gpumr_lease **out);
-/* The same with several NICs: out has room for count leases, one for each domain; all or none. */
+/* The same with several NICs: out has room for count leases, one for each domain. If one domain
+ * fails, there is no lease at all, and what was registered by then stays cached. */
 int gpumr_register_all(struct gpumr *cache, struct ibv_pd *const *pds, size_t count, void *addr, size_t length,
 		       int access, struct gpumr_lease **out);
 /* Until the lease is released. Do not deregister it. */

@@ -86,8 +86,8 @@ impl Cache {
         Ok(Lease::new(lease.map_err(failed)?, tensor, pd))
     }
 
-    /// Returns a list of leases, one for each of `pds`, or none at all. By dma-buf the NICs share one
-    /// dma-buf.
+    /// Returns a list of leases, one for each of `pds`. If one domain fails, it returns no lease, and what
+    /// was registered by then stays cached. By dma-buf the NICs share one dma-buf.
     #[pyo3(signature = (tensor, pds, access = ACCESS))]
     fn register_all(&self, tensor: &Bound<'_, PyAny>, pds: Vec<Bound<'_, PyAny>>, access: i32) -> PyResult<Vec<Lease>> {
         let (py, memory) = (tensor.py(), Memory::of(tensor)?);

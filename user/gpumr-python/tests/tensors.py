@@ -178,6 +178,20 @@ class Tensors(unittest.TestCase):
         with self.assertRaises(gpumr.Error):
             self.cache.register_all(Interface(self.at + (1 << 20) - 4, (100,)), pds)
         self.assertEqual(live(), 0, "all or none")
+        # A struct ibv_pd has the pointer to its device, then its handle.
+        another[8:12] = (7).to_bytes(4, "little")
+        os.environ.update(STAND_IN_ERRNO=str(errno.EINVAL), STAND_IN_HANDLE="7")
+        try:
+            with self.assertRaises(gpumr.Error) as caught:
+                self.cache.register_all(tensor, pds)
+        finally:
+            del os.environ["STAND_IN_ERRNO"], os.environ["STAND_IN_HANDLE"]
+        self.assertEqual((caught.exception.errno, live()), (errno.EINVAL, 1))
+        hits = self.cache.stats()["hits"]
+        self.cache.register(tensor, PD).release()
+        self.assertEqual(self.cache.stats()["hits"], hits + 1, "what the first domain had stays cached")
+        self.assertGreater(self.cache.shrink(), 0, "and nobody uses it")
+        self.assertEqual(live(), 0)
         for lease in gpumr.register_all(tensor, tuple(pds)):
             lease.release()
         for pd in pds:

@@ -467,8 +467,8 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
         Ok(Lease::new(entry, range))
     }
 
-    /// Registers with several NICs. Returns one lease for each domain, or none. They share one
-    /// dma-buf.
+    /// Registers with several NICs. Returns one lease for each domain. They share one dma-buf. If one
+    /// domain fails, there is no lease, and what was registered by then stays cached.
     pub fn register_all(
         &self,
         pds: &[V::Pd],
