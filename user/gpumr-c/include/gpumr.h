@@ -110,7 +110,7 @@ struct gpumr_limits {
 };
 
 /* Functions that call a libibverbs of your own, or more than it, as mlx5dv_reg_dmabuf_mr() for Data
- * Direct (user/examples/data_direct.c). They return what libibverbs' do, and set errno. reg_mr or
+ * Direct (in the source, user/examples/data_direct.c). They return what libibverbs' do, and set errno. reg_mr or
  * reg_dmabuf_mr may be NULL: that way then does not work. Each thread may call them, at once too, also
  * from gpumr_release() and while the last lease ends after gpumr_close(). Without a table, each device
  * is served by the libibverbs that opened it. */
