@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests that each commit says what it changes in a subject of 72 characters, and why in a body.
+//! Tests that each commit says what it changes in a subject of 72 characters, and why in a body, and
+//! that the commits that a page names are there.
 
 use build_tests::repository;
 use std::process::Command;
@@ -48,6 +49,39 @@ fn each_commit_has_a_short_subject_and_a_body() {
     let complaints: Vec<String> =
         messages.split('\0').map(str::trim).filter(|m| !m.is_empty()).filter_map(wrong).collect();
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+/// Returns the commits that a page names: the words of eight hexadecimal digits.
+fn named(page: &str) -> Vec<&str> {
+    let words = page.split(|c: char| !c.is_ascii_alphanumeric());
+    words.filter(|word| word.len() == 8 && word.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'))).collect()
+}
+
+#[test]
+fn the_commits_that_the_page_of_findings_names_are_in_this_history() {
+    // An archive that was unpacked in another repository has no such file in that one's history.
+    let tracked = git(&["log", "-1", "--format=%H", "--", "tests/build/tests/commits.rs"]);
+    let shallow = git(&["rev-parse", "--is-shallow-repository"]);
+    if tracked.is_none() || shallow.is_none_or(|answer| answer.trim() != "false") {
+        println!("skipped: there is no history here, or not all of it");
+        return;
+    }
+    let page = std::fs::read_to_string(repository().join("docs/results/user-findings.md")).expect("the page");
+    let commits = named(&page);
+    assert!(!commits.is_empty(), "the page names no commit");
+    let is_ancestor = |commit: &&str| {
+        run(Command::new("git").args(["merge-base", "--is-ancestor", commit, "HEAD"]).current_dir(repository())).ok
+    };
+    let missing: Vec<&str> = commits.into_iter().filter(|commit| !is_ancestor(commit)).collect();
+    assert!(missing.is_empty(), "docs/results/user-findings.md names what is no commit of this history: {missing:?}");
+}
+
+#[test]
+fn a_commit_on_a_page_is_found() {
+    assert_eq!(
+        named("2cac8e68; bc43a68f, 8f273c86: files, hits-h200, deadbeef1"),
+        ["2cac8e68", "bc43a68f", "8f273c86"]
+    );
 }
 
 #[test]
