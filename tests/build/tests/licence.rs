@@ -18,7 +18,7 @@ fn is_source(path: &str, text: &str) -> bool {
 
 /// Returns the licence that a file's head names.
 fn licence(path: &str) -> &'static str {
-    if path.starts_with("user/") {
+    if path.starts_with("user/") || path.starts_with("tests/faults/") {
         "GPL-2.0 OR BSD-3-Clause"
     } else {
         "GPL-2.0"

@@ -127,10 +127,8 @@ fn wrong(test: &str) -> Option<String> {
     let (file, function) = test.split_once("::").unwrap_or((test, ""));
     let Ok(source) = fs::read_to_string(repository().join(file)) else { return Some(format!("{test}: no such file")) };
     if function.is_empty() {
-        let is_planted =
-            ["tests/host/faults/", "tests/mutants/", "user/faults/"].iter().any(|folder| file.starts_with(folder));
-        return (!is_planted || !file.ends_with(".patch"))
-            .then(|| format!("{test}: neither file::function nor a planted fault"));
+        let is_planted = file.starts_with("tests/faults/") && file.ends_with(".patch");
+        return (!is_planted).then(|| format!("{test}: neither file::function nor a planted fault"));
     }
     let Some(at) = source.find(&format!("fn {function}(")) else { return Some(format!("{test}: no such function")) };
     // The guest's suites and the tests of packages list theirs by name. Elsewhere, an attribute marks

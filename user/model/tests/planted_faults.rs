@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Checks that the tests find planted faults. Each file in `faults/` is a small patch on the cache, or
-//! on one of the libraries that are built on it. This fails if one no longer applies, or if the tests
-//! that it names pass or print something else. `FAULT=NAME` leaves one of them.
+//! Checks that the tests find planted faults. Each is a patch of tests/faults/user on the cache, or on
+//! one of the libraries that are built on it. This fails if the tests that it names pass, or print
+//! something else. `FAULT=NAME` leaves one of them.
 
+use faults::Fault;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,9 +52,9 @@ fn hold(folder: &Path, wanted: &BTreeMap<PathBuf, Vec<u8>>) {
     }
 }
 
-/// Returns the files to which the patch is applied, as a workspace of its own. The version has the
+/// Returns the files of a workspace of its own, to which a fault is applied. The version has the
 /// fault's name: cargo would take a crate of the same name and version in another folder for this
-/// one.
+/// one. The reader of faults stays where it is.
 fn sources(user: &Path, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     let read = |file: &str| fs::read_to_string(user.join(file)).expect("readable");
     let mut all = BTreeMap::new();
@@ -71,21 +72,18 @@ fn sources(user: &Path, name: &str) -> BTreeMap<PathBuf, Vec<u8>> {
         let head = format!("name = \"{part}\"\n");
         lock = lock.replace(&format!("{head}{version}"), &format!("{head}{own}"));
     }
+    let reader = user.join("../tests/faults").display().to_string();
+    let model = read("model/Cargo.toml").replace("../../tests/faults", &reader);
+    all.insert("model/Cargo.toml".into(), model.into_bytes());
     all.insert("Cargo.toml".into(), manifest.into_bytes());
     all.insert("Cargo.lock".into(), lock.into_bytes());
     all
 }
 
-/// Returns what a patch says of itself in the line that begins with `key`.
-fn field<'a>(text: &'a str, key: &str) -> &'a str {
-    text.lines().find_map(|line| line.strip_prefix(key)).expect("Run: and Says:").trim()
-}
-
 /// Returns whether the tests of a fault load a library. Another fault's library would have the same
 /// file, so such faults are tried one after the other.
-fn loads_a_library(fault: &Path) -> bool {
-    let text = fs::read_to_string(fault).expect("readable");
-    field(&text, "Run:").split(' ').any(|word| LIBRARIES.contains(&word))
+fn loads_a_library(fault: &Fault) -> bool {
+    fault.run.iter().any(|word| LIBRARIES.contains(&word.as_str()))
 }
 
 /// Removes the libraries that another fault has left, which cargo would take for this one's.
@@ -98,33 +96,25 @@ fn remove_libraries(target: &Path) {
     }
 }
 
-fn find(user: &Path, folder: &Path, fault: &Path) {
-    let text = fs::read_to_string(fault).expect("readable");
-    let field = |key| field(&text, key);
-    let name = fault.file_stem().expect("a name").to_string_lossy();
-    let (fresh, work) = (folder.join("fresh").join(&*name), folder.join("work").join(&*name));
+fn find(user: &Path, folder: &Path, fault: &Fault) {
+    let Fault { name, run, says, .. } = fault;
+    let (fresh, work) = (folder.join("fresh").join(name), folder.join("work").join(name));
     let _ = fs::remove_dir_all(&fresh);
-    hold(&fresh, &sources(user, &name));
-    let patched = Command::new("patch")
-        .args(["-p1", "--silent", "--forward", "--fuzz=0", "--no-backup-if-mismatch", "-i"])
-        .arg(fault)
-        .current_dir(&fresh)
-        .output()
-        .expect("patch is installed");
-    assert!(patched.status.success(), "{name} does not apply any more; make it again for the sources as they are");
+    hold(&fresh.join("user"), &sources(user, name));
+    fault.apply(&fresh).unwrap_or_else(|error| panic!("{error}"));
     hold(&work, &files(&fresh));
     let target = folder.join("target");
     if loads_a_library(fault) {
         remove_libraries(&target);
     }
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["test", "--offline", "--target-dir"]).arg(&target).current_dir(&work);
+    cargo.args(["test", "--offline", "--target-dir"]).arg(&target).current_dir(work.join("user"));
     cargo.env("RUSTC_WRAPPER", user.join("../tests/host/rustc.sh"));
-    let ran = cargo.args(field("Run:").split(' ')).output().expect("cargo runs");
+    let ran = cargo.args(run).output().expect("cargo runs");
     let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
     assert!(!said.contains("could not compile"), "{name} does not build:\n{said}");
-    assert!(!ran.status.success() && said.contains(field("Says:")), "{name} is not found:\n{said}");
-    eprintln!("model: cache fault {name} is found: {}", field("Says:"));
+    assert!(!ran.status.success() && said.contains(says), "{name} is not found:\n{said}");
+    eprintln!("model: cache fault {name} is found: {says}");
 }
 
 #[test]
@@ -132,20 +122,10 @@ fn every_planted_fault_is_found() {
     let user = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a parent");
     let own = std::env::current_exe().expect("this program");
     let folder = own.ancestors().nth(3).expect("the target folder").join("cache-faults");
-    let mut faults: Vec<_> = fs::read_dir(user.join("faults"))
-        .expect("faults/ is there")
-        .map(|entry| entry.expect("readable").path())
-        .collect();
-    faults.sort();
-    for needed in ["one-end-only", "no-sweep", "evicted-in-use"] {
-        assert!(faults.iter().any(|path| path.ends_with(format!("{needed}.patch"))), "{needed}.patch is gone");
-    }
-    if let Ok(name) = std::env::var("FAULT") {
-        faults.retain(|path| path.file_stem().is_some_and(|stem| *stem == *name));
-        assert!(!faults.is_empty(), "FAULT={name}: no faults/{name}.patch");
-    }
+    let needed = ["one-end-only", "no-sweep", "evicted-in-use"];
+    let faults = faults::read(&user.join("../tests/faults/user"), &needed).unwrap_or_else(|error| panic!("{error}"));
     // Cargo builds one at a time, and meanwhile the tests of another run.
-    let (libraries, others): (Vec<_>, Vec<_>) = faults.into_iter().partition(|fault| loads_a_library(fault));
+    let (libraries, others): (Vec<_>, Vec<_>) = faults.into_iter().partition(loads_a_library);
     let others = Mutex::new(others.into_iter());
     let next = || others.lock().expect("no panic holds it").next();
     std::thread::scope(|scope| {

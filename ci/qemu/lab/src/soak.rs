@@ -115,10 +115,10 @@ const JSON: &str = "build/soak.json";
 
 const HEAD: &str = "# What was soaked
 
-Each line is the last run of that boot (or of `tests/host`, `tests/packages`, `tests/mutants`) by
-`make soak`, which writes it; `make soak ONLY=<boot>` repeats it. Seconds are those of an emulated
-machine with another beside it. (Commits that this history lacks are parts of later ones. Boots
-had other names up to 343c0de.)
+Each line is the last run of that boot (or of `tests/host`, `tests/packages`, `tests/faults/boot`)
+by `make soak`, which writes it; `make soak ONLY=<boot>` repeats it. Seconds are those of an
+emulated machine with another beside it. (Commits that this history lacks are parts of later ones.
+Boots had other names up to 343c0de.)
 
 ";
 const RUNS: [&str; 9] = ["boot", "date", "commit", "machine", "passed", "failed", "seconds", "seed", "of NVIDIA's"];

@@ -1,59 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests that the models find planted faults. Each file in `faults/` is a small patch on the
-//! shipped sources, and the models must report what it breaks, in the words that the file names.
-//! This fails if a patch no longer applies, or if a model passes. `FAULT=NAME` leaves one of them.
+//! Tests that the models find planted faults, each a patch of tests/faults/model. They must report
+//! what it breaks, in the words that the patch names. `FAULT=NAME` leaves one of them.
 
-use std::env;
+use faults::Fault;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-struct Fault {
-    name: String,
-    path: PathBuf,
-    run: Vec<String>,
-    says: String,
-}
-
-/// Mistakes that must be among the faults, each with the file that plants it.
-const NAMED: [(&str, &str); 11] = [
-    ("pointer instead of ticket", "pointer-instead-of-ticket"),
-    ("state lock held over put", "state-lock-over-put"),
-    ("no Revoked check after the provider's get", "no-check-after-get"),
-    (
-        "invalidate while the registering thread may still wait for the RM API lock",
-        "invalidate-while-the-registrar-waits",
-    ),
-    ("put in put_pages instead of release", "put-in-put-pages"),
-    ("no second Revoked check under the put gate", "no-second-check-under-the-gate"),
-    ("unmapping after release", "unmap-after-release"),
-    ("module reference dropped before the callback is done", "reference-dropped-by-the-callback"),
-    ("one of several pins not put", "piece-not-put"),
-    ("one of several pins put twice", "piece-put-twice"),
-    ("several revocable pins in one registration", "several-revocable-pins"),
+/// Mistakes that must be among the faults.
+const NEEDED: [&str; 11] = [
+    "pointer-instead-of-ticket",
+    "state-lock-over-put",
+    "no-check-after-get",
+    "invalidate-while-the-registrar-waits",
+    "put-in-put-pages",
+    "no-second-check-under-the-gate",
+    "unmap-after-release",
+    "reference-dropped-by-the-callback",
+    "piece-not-put",
+    "piece-put-twice",
+    "several-revocable-pins",
 ];
-
-fn read_faults(folder: &Path) -> Vec<Fault> {
-    let mut faults: Vec<Fault> = fs::read_dir(folder)
-        .expect("faults/ is there")
-        .map(|entry| entry.expect("readable").path())
-        .filter(|path| path.extension().is_some_and(|e| e == "patch"))
-        .map(|path| {
-            let text = fs::read_to_string(&path).expect("readable");
-            let field = |key: &str| {
-                let line = text.lines().find_map(|l| l.strip_prefix(key));
-                line.unwrap_or_else(|| panic!("{} has no line {key}", path.display())).trim().to_string()
-            };
-            let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
-            Fault { name, run: field("Run:").split(' ').map(Into::into).collect(), says: field("Says:"), path }
-        })
-        .collect();
-    faults.sort_by(|a, b| a.name.cmp(&b.name));
-    faults
-}
 
 fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("writable");
@@ -79,18 +49,7 @@ fn prepare(faults: &[Fault], host: &Path, work: &Path) {
         copy(&root.join("src"), &package.join("src"));
         copy(&root.join("bindings"), &package.join("bindings"));
         fs::copy(root.join("VERSION"), package.join("VERSION")).expect("writable");
-        let patched = Command::new("patch")
-            .args(["-p1", "--silent", "--forward", "--fuzz=0", "-i"])
-            .arg(&fault.path)
-            .current_dir(&package)
-            .output()
-            .expect("patch is installed");
-        assert!(
-            patched.status.success(),
-            "{} does not apply any more; make it again for the sources as they are now:\n{}",
-            fault.path.display(),
-            String::from_utf8_lossy(&patched.stdout)
-        );
+        fault.apply(&package).unwrap_or_else(|error| panic!("{error}"));
         let lib = format!("fault_{}", fault.name.replace('-', "_"));
         let manifest = format!(
             "[package]\nname = \"fault-{name}\"\nversion = \"0.0.0\"\nedition = \"2021\"\n\
@@ -123,15 +82,7 @@ fn every_planted_fault_is_found() {
     let target = Path::new(env!("CARGO_BIN_EXE_run")).parent().and_then(Path::parent).expect("target folder");
     let work = target.join("faults");
     fs::create_dir_all(&work).expect("writable");
-    let mut faults = read_faults(&host.join("faults"));
-    for (what, name) in NAMED {
-        assert!(faults.iter().any(|f| f.name == name), "no faults/{name}.patch any more, which plants: {what}");
-    }
-    assert!(faults.len() >= 17, "{} faults only", faults.len());
-    if let Ok(name) = env::var("FAULT") {
-        faults.retain(|fault| fault.name == name);
-        assert!(!faults.is_empty(), "FAULT={name}: no faults/{name}.patch");
-    }
+    let faults = faults::read(&host.join("../faults/model"), &NEEDED).unwrap_or_else(|error| panic!("{error}"));
     prepare(&faults, &host, &work);
     let built = Command::new(env!("CARGO"))
         .args(["build", "--offline", "--workspace", "--quiet", "--target-dir"])
