@@ -9,6 +9,7 @@
 #                             all tests before a merge; ends with N passed, N failed
 #   make soak [ONLY=a,b] [HOURS=n] [SEED=n]
 #                             what takes hours; ends with soak: PASS
+#   make fault FAULT=NAME     one planted fault (tests/faults), by the test or the boot that must find it
 #   make boots [ONLY=a,b]     the boots: seconds, runs and suites of each
 #   make bench                ours beside NVIDIA's C module: a table and build/bench.json
 #   make bench-docs           tables and plots under docs/ from build/bench.json
@@ -25,7 +26,7 @@
 # /usr/src/nvidia-595.45.04, and that driver's own front; scenarios and bench take both, too.
 # NVIDIA_C=0 NVIDIA_SRC=dir loads ours on that front.
 
-.PHONY: demo test soak boots scenarios bench bench-docs bench-ways bench-ways-docs bench-cost bench-cold shell lab-build lab-clean lab-announce lab-bootstrap
+.PHONY: demo test soak fault boots scenarios bench bench-docs bench-ways bench-ways-docs bench-cost bench-cold shell lab-build lab-clean lab-announce lab-bootstrap
 
 ifneq ($(NVIDIA_SRC),)
 ifeq ($(wildcard $(addsuffix /nvidia-peermem/nvidia-peermem.c,$(NVIDIA_SRC) $(NVIDIA_SRC)/kernel-open)),)
@@ -36,7 +37,7 @@ export NVIDIA_SRC := $(abspath $(NVIDIA_SRC))
 endif
 
 # Each boot has the crate that its kernel has.
-no_crate := $(filter test soak scenarios bench bench-docs bench-ways bench-ways-docs bench-cost shell,$(MAKECMDGOALS))
+no_crate := $(filter test soak fault scenarios bench bench-docs bench-ways bench-ways-docs bench-cost shell,$(MAKECMDGOALS))
 ifneq ($(and $(KERNEL_CRATE),$(no_crate)),)
 $(error make $(no_crate) takes no KERNEL_CRATE=, each boot has its own (make boots): leave it out)
 endif
@@ -61,6 +62,16 @@ test: lab-bootstrap
 
 soak: lab-bootstrap
 	@$(lab) soak $(if $(ONLY),--only '$(ONLY)') $(if $(HOURS),--hours $(HOURS)) $(if $(SEED),--seed $(SEED))
+
+# The folders that have a fault of this name, and what tries those of each.
+kinds = $(notdir $(patsubst %/,%,$(dir $(wildcard tests/faults/*/$(FAULT).patch))))
+try_model = ci/cargo.sh . test --locked -p run --test planted_faults -- --nocapture
+try_user = ci/cargo.sh user test --locked -p gpumr-model --test planted_faults -- --nocapture
+try_boot = ci/lab.sh soak --only mutants
+fault: lab-bootstrap
+	@$(if $(kinds),,echo "make fault: FAULT=$(FAULT): there is no such fault; there are:" \
+		$(sort $(basename $(notdir $(wildcard tests/faults/*/*.patch)))) >&2; exit 1)
+	@$(foreach kind,$(kinds),FAULT='$(FAULT)' $(lab_env) $(try_$(kind)) &&) true
 
 boots: lab-bootstrap
 	@$(lab) boots $(if $(ONLY),--only '$(ONLY)')

@@ -307,12 +307,33 @@ fn folders_by_relative_paths() {
 /// Each boot has its own kernel crate, so the setting is refused rather than ignored.
 #[test]
 fn a_kernel_crate_for_what_takes_none() {
-    for target in ["test", "soak", "bench", "bench-docs", "bench-cost", "scenarios", "shell"] {
+    for target in ["test", "soak", "fault", "bench", "bench-docs", "bench-cost", "scenarios", "shell"] {
         let outcome = run(Command::new("make").current_dir(repository()).args(["-n", target, "KERNEL_CRATE=own"]));
         assert!(!outcome.ok, "{target}: {}", outcome.text);
         for word in [target, "KERNEL_CRATE="] {
             assert!(outcome.text.contains(word), "no \"{word}\" in: {}", outcome.text);
         }
+    }
+}
+
+/// One command tries a planted fault, whichever folder has it.
+#[test]
+fn a_planted_fault_is_tried_by_who_must_find_it() {
+    let fault = |name: &str, word: &str| {
+        run(Command::new("make").current_dir(repository()).args(["-s", "fault", &format!("FAULT={name}"), word]))
+    };
+    for (kind, words) in [("model", "-p run "), ("user", "-p gpumr-model "), ("boot", "ci/lab.sh soak --only mutants")]
+    {
+        let folder = fs::read_dir(repository().join("tests/faults").join(kind)).expect("folder");
+        let file = folder.map(|file| file.expect("file").path()).min().expect("a fault");
+        let name = file.file_stem().expect("name").to_string_lossy();
+        let outcome = fault(&name, "-n");
+        assert!(outcome.ok && outcome.text.contains(words), "{name}: {}", outcome.text);
+        assert!(outcome.text.contains(&format!("FAULT='{name}'")), "{}", outcome.text);
+    }
+    let outcome = fault("no-such-fault", "lab_env=true");
+    for word in ["FAULT=no-such-fault: ", "never-persistent"] {
+        assert!(!outcome.ok && outcome.text.contains(word), "no \"{word}\" in: {}", outcome.text);
     }
 }
 
