@@ -22,6 +22,11 @@ use std::path::Path;
 /// The word in `ONLY=` that chooses the mutants.
 pub const MUTANTS: &str = "mutants";
 
+/// Returns whether only one of them is tried, which is no result of all.
+pub fn is_one() -> bool {
+    env::var_os("FAULT").is_some()
+}
+
 fn read(repo: &Path) -> Result<Vec<Fault>, String> {
     faults::read(&repo.join("tests/faults/boot"), &[])
 }
@@ -70,7 +75,7 @@ fn all(lab: &Lab) -> Result<Found> {
         print_test(&test);
         tests.push(test);
     }
-    if env::var_os("FAULT").is_none() && !tests.iter().any(Test::has_failed) {
+    if !is_one() && !tests.iter().any(Test::has_failed) {
         lab.write("docs/results/mutants.md", &format!("{HEAD}{}", page::table(&COLUMNS, rows)))?;
     }
     Ok(tests.into())
