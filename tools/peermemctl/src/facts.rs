@@ -315,12 +315,14 @@ pub const VERA_RUBIN: Rule = rule(
 /// Families of Amazon's instances that have GPUs and EFAs, and hardware that lets no EFA reach GPU memory.
 /// Later ones are not known here.
 pub const EFA_WITHOUT_GPUDIRECT: [&str; 8] = ["g4dn", "g5", "g5g", "g6", "g6e", "gr6", "p3", "p3dn"];
+/// Types of instances of which the same holds, although others of their families are not known to be so.
+pub const EFA_TYPES_WITHOUT_GPUDIRECT: [&str; 1] = ["g7e.8xlarge"];
 pub const EFA_FAMILIES: Rule = rule(
     "EFA",
     None,
     None,
-    "the hardware of instances of the families g4dn, g5, g5g, g6, g6e, gr6, p3 and p3dn lets no EFA reach GPU memory; the p family from p4d on does",
-    "aws/aws-ofi-nccl#547, as of August 2025",
+    "the hardware of instances of the families g4dn, g5, g5g, g6, g6e, gr6, p3 and p3dn, and of the type g7e.8xlarge, lets no EFA reach GPU memory; the p family from p4d on does",
+    "aws/aws-ofi-nccl#547, as of August 2025; aws/aws-ofi-nccl#1057",
 );
 
 pub const EFA_NCCL: Rule = rule(
@@ -403,7 +405,7 @@ pub const CONNECTX_WITHOUT_DATA_DIRECT: [u16; 19] = [
 
 /// Drivers that have no registration of dma-bufs in any kernel that is known. Those of Omni-Path and of
 /// Alibaba's ERDMA are left out: their makers' own builds differ from the kernel's.
-pub const NO_DMA_BUF_DRIVERS: [&str; 5] = ["mlx4_ib", "iw_cxgb4", "qedr", "rdma_rxe", "siw"];
+pub const NO_DMA_BUF_DRIVERS: [&str; 7] = ["mlx4_ib", "iw_cxgb4", "qedr", "ocrdma", "vmw_pvrdma", "rdma_rxe", "siw"];
 
 /// Returns whether a kernel has drivers of later kernels than its number says: those of Red Hat, Amazon and
 /// SUSE, which take in a newer RDMA stack with a service pack or a minor release.

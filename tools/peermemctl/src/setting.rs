@@ -1011,15 +1011,18 @@ pub fn takes_by_itself(machine: &Machine, nic: &RdmaDevice) -> bool {
     of("p2p").is_some_and(|p2p| p2p.starts_with("NVIDIA")) || of("gdr").as_deref() == Some("1")
 }
 
-/// Returns the family of this instance of Amazon's, if its hardware lets no EFA reach GPU memory.
-pub fn family_without_gpudirect(machine: &Machine, nic: &RdmaDevice) -> Option<String> {
+/// Returns the family or the type of this instance of Amazon's, if its hardware lets no EFA reach GPU memory:
+/// `family g6e`, `type g7e.8xlarge`.
+pub fn instance_without_gpudirect(machine: &Machine, nic: &RdmaDevice) -> Option<String> {
     if vendor(nic) != Vendor::Efa {
         return None;
     }
     let dmi = |name: &str| machine.root.line(&format!("/sys/class/dmi/id/{name}")).unwrap_or_default();
     let product = dmi("product_name");
-    let family = product.split('.').next().filter(|family| facts::EFA_WITHOUT_GPUDIRECT.contains(family))?;
-    (dmi("sys_vendor") == "Amazon EC2").then(|| family.to_owned())
+    let family = product.split('.').next().filter(|family| facts::EFA_WITHOUT_GPUDIRECT.contains(family));
+    let of_type = facts::EFA_TYPES_WITHOUT_GPUDIRECT.contains(&product.as_str());
+    let named = family.map(|family| format!("family {family}")).or(of_type.then(|| format!("type {product}")))?;
+    (dmi("sys_vendor") == "Amazon EC2").then_some(named)
 }
 
 /// Returns whether a GPU is GB10's, whose ids go from 2e00 to 2eff.
@@ -1046,7 +1049,7 @@ pub fn vendor(nic: &RdmaDevice) -> Vendor {
         Some("mlx5_ib" | "mlx4_ib") => Vendor::Mellanox,
         Some("bnxt_re") => Vendor::Broadcom,
         Some("efa") => Vendor::Efa,
-        Some("mana_ib" | "hfi1" | "qedr" | "ionic_rdma") => Vendor::NeverAsks,
+        Some("mana_ib" | "hfi1" | "qedr" | "ocrdma" | "vmw_pvrdma" | "ionic_rdma") => Vendor::NeverAsks,
         _ => Vendor::Other,
     }
 }

@@ -252,9 +252,9 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
             rdma::PRODUCT_DATA
         ));
     }
-    if let Some(family) = setting::family_without_gpudirect(machine, nic) {
+    if let Some(instance) = setting::instance_without_gpudirect(machine, nic) {
         return Judged::No(format!(
-            "{} is an EFA of an instance of family {family}, whose hardware has no GPUDirect RDMA ({})",
+            "{} is an EFA of an instance of {instance}, whose hardware has no GPUDirect RDMA ({})",
             nic.name,
             facts::EFA_FAMILIES.source
         ));

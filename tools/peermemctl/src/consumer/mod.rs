@@ -301,7 +301,7 @@ fn cure(machine: &Machine, pairing: &Pairing, way: Way) -> Option<String> {
     if machine.no_context(gpu).is_some() {
         return Some("what [gpus.context] says of that GPU".to_owned());
     }
-    if setting::family_without_gpudirect(machine, pairing.nic).is_some() {
+    if setting::instance_without_gpudirect(machine, pairing.nic).is_some() {
         return Some(BY_RDMA.to_owned());
     }
     let is_foreign = gpu.driver.as_deref().is_some_and(|driver| driver != "nvidia");

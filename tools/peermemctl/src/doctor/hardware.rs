@@ -274,12 +274,12 @@ fn switched_off(nic: &Device) -> String {
 
 /// Says of an instance of Amazon's that its EFAs reach no GPU memory, if there is no other NIC.
 fn of_family(machine: &Machine) -> Option<Check> {
-    let mut families = machine.rdma.iter().map(|nic| setting::family_without_gpudirect(machine, nic));
+    let mut families = machine.rdma.iter().map(|nic| setting::instance_without_gpudirect(machine, nic));
     let first = families.next()??;
     families.all(|family| family.is_some()).then(|| {
         Check::fail(
             "fabric.rdma",
-            format!("the hardware of instances of family {first} lets no EFA reach GPU memory"),
+            format!("the hardware of instances of {first} lets no EFA reach GPU memory"),
             "use an instance of the p family, p4d or later; here programs copy through host memory, and nothing has to be installed for that",
         )
         .seen("product_name in /sys/class/dmi/id")

@@ -401,7 +401,7 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
     let gpus = machine.gpus();
     let only_own = gpus.is_empty() && machine.setting.tegra;
     let no_gpu_can = !gpus.is_empty() && gpus.iter().all(|gpu| machine.refusal(gpu).is_some());
-    let is_of_family = |nic| setting::family_without_gpudirect(machine, nic).is_some();
+    let is_of_family = |nic| setting::instance_without_gpudirect(machine, nic).is_some();
     let no_nic_can = !machine.rdma.is_empty() && machine.rdma.iter().all(is_of_family);
     let in_vain = only_own || no_gpu_can || no_nic_can;
     for check in sections.iter_mut().flat_map(|section| &mut section.checks).filter(|check| check.is_finding()) {
