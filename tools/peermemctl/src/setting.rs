@@ -43,6 +43,11 @@ const BOOTC: &str = "this system of bootc";
 const RHEL_AI: &str = "RHEL AI";
 /// A system with the programs for both, where nothing tells which of them made it.
 const OSTREE_OR_BOOTC: &str = "this system of ostree or bootc";
+/// Systems whose images are made of other distributions, and keep the id of those (kairos-io/kairos#1259).
+const KAIROS: &str = "Kairos";
+/// The file in which newer ones have a name of their own, and the key that others have it by in os-release.
+pub const KAIROS_RELEASE: &str = "/etc/kairos-release";
+pub const KAIROS_ID: &str = "KAIROS_ID=";
 /// The system of Harvester and Elemental.
 const SLE_RANCHER: &str = "SLE Micro for Rancher";
 
@@ -54,6 +59,10 @@ pub const GRUB: &str = " (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-g
 const GRUBBY: &str = " (grubby --update-kernel=ALL --remove-args='...')";
 const ENTRIES: &str =
     " (options in /boot/loader/entries/*.conf, or /etc/kernel/cmdline and then kernel-install add-all)";
+/// The same where Proxmox's own program copies kernels and their command line to where systemd-boot finds them.
+const OF_PROXMOX: &str = " (in /etc/kernel/cmdline, then proxmox-boot-tool refresh)";
+/// That program.
+pub const PROXMOX_BOOT: &str = "/usr/sbin/proxmox-boot-tool";
 /// The distributions with grubby.
 const OF_RED_HAT: [&str; 7] = ["rhel", "centos", "rocky", "almalinux", "ol", "fedora", "amzn"];
 /// The file from which kernel-install takes the command line of new entries.
@@ -122,7 +131,7 @@ const MEANS: [(&[&str], [&str; 5]); 7] = [
         ],
     ),
     (
-        &[FLATCAR, "Kairos", SLE_RANCHER],
+        &[FLATCAR, KAIROS, SLE_RANCHER],
         [
             "the configuration of its boot loader (grub.cfg of its OEM partition)",
             "a file of modules-load.d in its Ignition or cloud-config",
@@ -158,6 +167,7 @@ const REMOTES: [Remote; 2] = [
             ),
             ("systemctl stop nvidia-persistenced", "talosctl service ext-nvidia-persistenced stop"),
             ("systemctl enable --now nvidia-fabricmanager", "talosctl service ext-nvidia-fabricmanager start"),
+            ("systemctl restart nvidia-fabricmanager", "talosctl service ext-nvidia-fabricmanager restart"),
             ("install nvidia-fabricmanager", "add the system extension nvidia-fabricmanager"),
             ("journalctl -u nvidia-fabricmanager", "talosctl logs ext-nvidia-fabricmanager"),
             ("journalctl -k", "talosctl dmesg"),
@@ -238,6 +248,9 @@ pub struct Setting {
     /// Says whether kernel-install writes the entries of this system's boot loader.
     #[serde(skip)]
     pub has_boot_entries: bool,
+    /// Says whether Proxmox's program does that in the place of kernel-install.
+    #[serde(skip)]
+    pub has_proxmox_boot: bool,
     /// Whether RDMA devices are seen only in the network namespace that has them.
     pub rdma_by_namespace: bool,
     /// Says whether this container has a virtual machine of its own, made by Kata Containers: the kernel is the
@@ -268,6 +281,7 @@ impl Setting {
                 .or_else(by_kernel)
                 .map(str::to_owned),
             has_boot_entries: container.is_none() && root.exists(KERNEL_COMMAND_LINE),
+            has_proxmox_boot: container.is_none() && root.exists(PROXMOX_BOOT),
             distribution: release.as_deref().and_then(|release| field(release, "ID=")).map(str::to_owned),
             architecture: architecture(root),
             virtual_machine: virtual_machine(root).or_else(|| kata.clone()),
@@ -304,10 +318,18 @@ impl Setting {
             ("sle-micro-rancher", SLE_RANCHER),
             ("opensuse-microos", MICROOS),
             ("opensuse-leap-micro", LEAP_MICRO),
-            ("kairos", "Kairos"),
+            ("kairos", KAIROS),
             ("nixos", NIXOS),
         ];
         let id = field(os_release, "ID=")?;
+        // Harvester from 1.6 on has the id of the system that its image is made from (harvester/tests#2492).
+        if field(os_release, KAIROS_ID).is_some() {
+            return Some(KAIROS);
+        }
+        let of_harvester = field(os_release, "VARIANT_ID=").is_some_and(|variant| variant.starts_with("Harvester"));
+        if of_harvester {
+            return Some(SLE_RANCHER);
+        }
         let name = SYSTEMS.iter().find(|(of, _)| *of == id).map(|(_, name)| *name);
         name.or_else(|| match field(os_release, "VARIANT_ID=")? {
             // Fedora CoreOS, and Red Hat's as of 4.19.
@@ -335,7 +357,9 @@ impl Setting {
 
     /// Returns whether the node's system is an image that takes no packages of others at all.
     pub fn has_no_packages(&self) -> bool {
-        self.fixed_system.as_deref().is_some_and(|name| [NIXOS, TALOS, BOTTLEROCKET, FLATCAR, COS].contains(&name))
+        self.fixed_system
+            .as_deref()
+            .is_some_and(|name| [NIXOS, TALOS, BOTTLEROCKET, FLATCAR, COS, KAIROS, SLE_RANCHER].contains(&name))
     }
 
     /// Returns what brings the open kernel modules of the GPU driver.
@@ -585,6 +609,7 @@ impl Setting {
         let is_of_red_hat = self.distribution.as_deref().is_some_and(|name| OF_RED_HAT.contains(&name));
         let words = match (is_of_red_hat, self.has_boot_entries) {
             (true, _) => GRUBBY,
+            (false, true) if self.has_proxmox_boot => OF_PROXMOX,
             (false, true) => ENTRIES,
             (false, false) => GRUB,
         };
@@ -667,6 +692,9 @@ fn fixed_by_program(root: &Root) -> Option<&'static str> {
     };
     if root.exists(OSTREE_BOOTED) {
         return Some(of_ostree());
+    }
+    if root.exists(KAIROS_RELEASE) {
+        return Some(KAIROS);
     }
     // Where the root can be written to, it is a package among others.
     (root.exists(TRANSACTIONAL_UPDATE) && root_options(root).is_none_or(|options| is_read_only(&options)))
@@ -1088,6 +1116,8 @@ mod tests {
             ("ID=nixos\n", Some("NixOS")),
             ("ID=\"sl-micro\"\n", Some("SL Micro")),
             ("ID=\"sle-micro-rancher\"\nID_LIKE=\"suse\"\n", Some("SLE Micro for Rancher")),
+            ("ID=\"sl-micro\"\nVARIANT_ID=\"Harvester-v1.7-20260209\"\n", Some("SLE Micro for Rancher")),
+            ("ID=debian\nKAIROS_ID=\"kairos\"\n", Some("Kairos")),
             ("ID=\"opensuse-leap-micro\"\n", Some("openSUSE Leap Micro")),
             ("ID=\"rhel\"\nVARIANT_ID=rhel_ai1\n", Some("RHEL AI")),
             ("ID=ubuntu\n", None),

@@ -283,6 +283,11 @@ impl Recorder<'_> {
             for name in self.root.names(&format!("{real}/net")) {
                 self.link(&format!("{real}/net/{name}/{MASTER}"));
             }
+            // What manages NVSwitches says so where it has no RDMA device, too. The rest has serial numbers.
+            let data = format!("{real}/{}", rdma::PRODUCT_DATA);
+            if class.starts_with("0x0207") && self.root.text(&data).is_ok_and(|t| t.contains(rdma::MANAGES_SWITCHES)) {
+                self.text(&data, rdma::MANAGES_SWITCHES);
+            }
             self.config(&format!("{real}/config"), is_bridge);
         }
     }
@@ -295,13 +300,6 @@ impl Recorder<'_> {
             self.link(&format!("{real}/device"));
             self.file(&format!("{real}/parent"));
             self.file(&format!("{real}/{}", rdma::KIND));
-            let data = self.root.resolved(&format!("{real}/device")).map(|of| format!("{of}/{}", rdma::PRODUCT_DATA));
-            if let Some(data) =
-                data.filter(|data| self.root.text(data).is_ok_and(|t| t.contains(rdma::MANAGES_SWITCHES)))
-            {
-                // The rest of it has serial numbers.
-                self.text(&data, rdma::MANAGES_SWITCHES);
-            }
             if let Some(netdev) = self.root.line(&format!("{real}/parent")) {
                 let net = format!("/sys/class/net/{netdev}");
                 self.link(&net);

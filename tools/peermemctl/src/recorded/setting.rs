@@ -13,8 +13,9 @@ use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia::{self, CAP, MIG_MINORS};
 use crate::setting::{
     self, container_of, root_options, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY,
-    ENROOT, KATA_FILES, KATA_UNIT, KERNEL_COMMAND_LINE, MOUNTS, NSPAWN, OF_IMAGE, OSTREE_BOOTED, OS_RELEASE, PODMAN,
-    RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG, TRANSACTIONAL_UPDATE, XEN,
+    ENROOT, KAIROS_ID, KAIROS_RELEASE, KATA_FILES, KATA_UNIT, KERNEL_COMMAND_LINE, MOUNTS, NSPAWN, OF_IMAGE,
+    OSTREE_BOOTED, OS_RELEASE, PODMAN, PROXMOX_BOOT, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
+    TRANSACTIONAL_UPDATE, XEN,
 };
 use crate::topology_file;
 
@@ -87,6 +88,8 @@ impl Recorder<'_> {
             TRANSACTIONAL_UPDATE,
             SYSTEMD,
             KERNEL_COMMAND_LINE,
+            PROXMOX_BOOT,
+            KAIROS_RELEASE,
             ENROOT,
         ] {
             self.existence(path);
@@ -116,7 +119,9 @@ impl Recorder<'_> {
             self.lines(PODMAN, |line| line.starts_with("engine=") || line.starts_with("rootless="));
         }
         self.file(NSPAWN);
-        self.lines(OS_RELEASE, |line| ["ID=", "ID_LIKE=", "VARIANT_ID="].iter().any(|key| line.starts_with(key)));
+        self.lines(OS_RELEASE, |line| {
+            ["ID=", "ID_LIKE=", "VARIANT_ID=", KAIROS_ID].iter().any(|key| line.starts_with(key))
+        });
         // This is the file that a program finds whose user sets nothing.
         let environment = Environment::of_command(self.root, &["env".to_owned(), "-i".to_owned()]);
         if let Some(file) = environment.nccl("NCCL_TOPO_FILE").map(|given| given.value.to_owned()) {
