@@ -168,10 +168,44 @@ pub enum Block {
     Always,
     /// The kernel refuses it, whoever loads it.
     Kernel,
+    /// SUSE's modprobe loads no module that SUSE does not support, unless it is told to (`--allow-unsupported`).
+    Unsupported,
+}
+
+/// The word of SUSE's modprobe that has it load modules that SUSE does not support, or not.
+pub const UNSUPPORTED: &str = "allow_unsupported_modules";
+
+/// Returns the line that has SUSE's modprobe load no modules that SUSE does not support ("Managing kernel modules" of
+/// SUSE's administration guide). The modprobe of other systems does not know that word.
+pub fn keeps_unsupported_out(root: &Root) -> Option<Line> {
+    let release = root.text(OS_RELEASE).unwrap_or_default();
+    let is_of_suse = |line: &str| {
+        let is_key = line.starts_with("ID=") || line.starts_with("ID_LIKE=");
+        is_key && ["suse", "sles", "sled", "sle-", "sle_", "sl-micro"].iter().any(|word| line.contains(word))
+    };
+    let value = |line: &Line| line.text.strip_prefix(UNSUPPORTED).map(|value| value.trim().to_owned());
+    let last = lines(root, &MODPROBE).into_iter().rev().find(|line| value(line).is_some())?;
+    (release.lines().any(is_of_suse) && value(&last).as_deref() == Some("0")).then_some(last)
 }
 
 impl Line {
-    /// Returns what undoes a line.
+    /// Returns what undoes a line that keeps a module out.
+    pub fn undo(&self, block: Block) -> String {
+        match block {
+            Block::Unsupported if self.file.starts_with("/etc/") => {
+                format!("write '{UNSUPPORTED} 1' in the place of that line in {}", self.file)
+            }
+            Block::Unsupported => {
+                let name = self.file.rsplit('/').next().unwrap_or_default();
+                format!(
+                    "write '{UNSUPPORTED} 1' into /etc/modprobe.d/{name}, which hides the file of that name elsewhere"
+                )
+            }
+            _ => self.take_out(),
+        }
+    }
+
+    /// Returns what takes a line out.
     pub fn take_out(&self) -> String {
         match self.file.as_str() {
             COMMAND_LINE => {

@@ -367,9 +367,13 @@ fn loaded(machine: &Machine) -> Check {
     }
     let message = "nvidia_peermem is not loaded: plain ibv_reg_mr() on GPU memory fails with \"Bad address\"";
     // A module that is kept out was not tried; older lines in the log do not matter.
-    if let Some((line, block @ (Block::Always | Block::Kernel))) = effective_block(machine) {
+    if let Some((line, block @ (Block::Always | Block::Kernel | Block::Unsupported))) = effective_block(machine) {
         let (told, fix) = match block {
             Block::Kernel => ("the kernel is told to refuse it", line.take_out()),
+            Block::Unsupported => (
+                "modprobe refuses it as one that SUSE does not support",
+                format!("{}, then modprobe nvidia-peermem", line.undo(block)),
+            ),
             _ => (
                 "modprobe is told to load nothing for it",
                 format!("{}, then modprobe nvidia-peermem", line.take_out()),
@@ -596,9 +600,19 @@ fn other_kernels(machine: &Machine) -> Option<Check> {
 /// Returns the line that keeps modprobe from loading the module. Leaves out an install line of a
 /// module with soft dependencies: modprobe heeds no install line of such a module.
 fn effective_block(machine: &Machine) -> Option<(modprobe::Line, Block)> {
-    let (line, block) = modprobe::blocked(machine.root, NAME)?;
+    let by_name = modprobe::blocked(machine.root, NAME);
+    let (line, block) = by_name.or_else(|| Some((unsupported(machine, NAME)?, Block::Unsupported)))?;
     let has_softdep = machine.file.as_ref().is_some_and(|file| file.field("softdep").is_some());
     (block != Block::Always || !has_softdep).then_some((line, block))
+}
+
+/// Returns the line by which SUSE's modprobe refuses the file of a module, as its maker has not marked it as supported.
+fn unsupported(machine: &Machine, module: &str) -> Option<modprobe::Line> {
+    let line = modprobe::keeps_unsupported_out(machine.root)?;
+    let path = module_file::chosen(machine.root, machine.release.as_deref()?, module)?;
+    let file = ModuleFile::read(machine.root, &path).ok()?;
+    // "external" is a partner's module that SUSE supports together with that partner.
+    (!file.field("supported").is_some_and(|value| ["yes", "external"].contains(&value))).then_some(line)
 }
 
 /// Returns the line that keeps another module that is not loaded from being loaded, at boot or at all, and what
@@ -608,11 +622,12 @@ pub(super) fn kept_out(machine: &Machine, module: &str, load: &str) -> Option<(m
     if is_loaded || machine.setting.container.is_some() || machine.setting.driver_container {
         return None;
     }
-    let (line, block) = modprobe::blocked(machine.root, module)?;
+    let by_name = modprobe::blocked(machine.root, module);
+    let (line, block) = by_name.or_else(|| Some((unsupported(machine, module)?, Block::Unsupported)))?;
     let fix = match block {
         // This cure reboots, so nothing follows it.
         Block::Kernel => line.take_out(),
-        _ => format!("{}, then {load}", line.take_out()),
+        _ => format!("{}, then {load}", line.undo(block)),
     };
     Some((line, fix))
 }
@@ -621,7 +636,10 @@ pub(super) fn kept_out(machine: &Machine, module: &str, load: &str) -> Option<(m
 fn blocked(machine: &Machine) -> Option<Check> {
     const ID: &str = "module.blocked";
     let (line, block) = effective_block(machine)?;
-    let fix = line.take_out();
+    let fix = match block {
+        Block::Unsupported if machine.loaded.is_none() => format!("{}, then modprobe nvidia-peermem", line.undo(block)),
+        _ => line.undo(block),
+    };
     let seen = format!("{}: {}", line.file, line.text);
     if block == Block::Alias && machine.setting.driver_container {
         let message = "nvidia-peermem is blacklisted here; the container of the driver loads it by its name, which heeds no blacklist";
@@ -646,6 +664,12 @@ fn blocked(machine: &Machine) -> Option<Check> {
         (Block::Always, loaded) => {
             Check::fail_unless(loaded, ID, "modprobe is told to load nothing for nvidia-peermem", fix)
         }
+        (Block::Unsupported, loaded) => Check::fail_unless(
+            loaded,
+            ID,
+            "modprobe is told to refuse modules that SUSE does not support, and the file of nvidia-peermem is not marked as supported: modprobe says \"module is unsupported\"",
+            fix,
+        ),
     };
     Some(check.seen(seen))
 }
