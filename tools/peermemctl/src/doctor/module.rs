@@ -216,10 +216,22 @@ fn stub(machine: &Machine, file: &ModuleFile) -> Option<Check> {
             works(machine),
             "module.stub",
             "NVIDIA's nvidia-peermem.ko is an empty one, built where the peer-memory API was not seen: modprobe says \"Invalid argument\"",
-            driver::other_client(machine).unwrap_or_else(|| "make install (ours decides at load time), or install the GPU driver again now that the RDMA stack is there".to_owned()),
+            driver::other_client(machine).unwrap_or_else(|| {
+                let driver = match is_prebuilt(file) {
+                    // NVIDIA/nccl#1939: "I reinstalled my driver after installing OFED [...]. However, no improvements."
+                    true => "have DKMS build the GPU driver beside the RDMA stack that is there (package nvidia-dkms-* in the place of linux-modules-nvidia-*, which brings the same built file again)",
+                    false => "install the GPU driver again now that the RDMA stack is there",
+                };
+                format!("make install (ours decides at load time), or {driver}")
+            }),
         )
         .seen(format!("no ib_register_peer_memory_client in {}", file.path))
     })
+}
+
+/// Returns whether a module file of NVIDIA's comes from Ubuntu's packages of built modules.
+fn is_prebuilt(file: &ModuleFile) -> bool {
+    file.path.contains("/kernel/nvidia-")
 }
 
 /// A setting that has the kernel take signed modules only.
