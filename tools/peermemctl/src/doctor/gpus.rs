@@ -2,15 +2,16 @@
 //! Section 7: what the GPUs offer, and how much of BAR1 is left.
 
 use super::devices::{self, Giver, Nodes};
-use super::{log, unload};
+use super::{load_refused, log, unload};
 use crate::check::{Check, Kind, Level};
 use crate::facts;
 use crate::kernel;
 use crate::machine::{Machine, NoContext};
 use crate::module_file::Maker;
 use crate::nvidia::{self, Fabric};
-use crate::pci::Device;
+use crate::pci::{self, Device};
 use crate::peermem::Registration;
+use crate::rdma;
 use crate::root::Silent;
 use crate::text;
 use crate::way::{self, Judged};
@@ -20,6 +21,10 @@ use crate::way::{self, Judged};
 const RESERVE: u64 = 36 << 20;
 /// The fewest bytes that a pin takes.
 const GRANULE: u64 = 64 << 10;
+
+/// The PCI vendor and class of the functions by which NVSwitches of NVLink 5 are managed.
+const MELLANOX: u16 = 0x15b3;
+const INFINIBAND: u32 = 0x0207;
 
 /// The check of BAR1.
 const ID: &str = "gpus.bar1";
@@ -289,6 +294,9 @@ pub(super) fn register(machine: &Machine) -> String {
     if machine.gpus().into_iter().any(|gpu| machine.has_c2c(gpu)) {
         return "the fabric manager of such a rack runs on its NVLink switches: it tells why these GPUs are in no partition; on this node nvidia-smi -q (Fabric) shows the state".to_owned();
     }
+    if let Some(modules) = modules_of_fabric(machine) {
+        return load_for_fabric(machine, &modules);
+    }
     if setting.virtual_machine.is_some() && !machine.has_nvswitch() {
         return "this is a virtual machine that shows no NVSwitches: have the fabric manager of its host activate the partition of these GPUs; if all GPUs of the board are here (B200 and later), start nvidia-fabricmanager here".to_owned();
     }
@@ -297,6 +305,48 @@ pub(super) fn register(machine: &Machine) -> String {
     }
     let version = machine.driver.as_ref().and_then(|driver| driver.version.as_deref()).unwrap_or("of nvidia.ko");
     setting.on_host(&format!("journalctl -u nvidia-fabricmanager says why it did not set the fabric up; if it is missing or of another version, install nvidia-fabricmanager {version} (with NVLink 5 nvlsm, too), then systemctl enable --now nvidia-fabricmanager"))
+}
+
+/// Returns the modules by which the fabric manager reaches the NVSwitches of NVLink 5, as InfiniBand devices, and that
+/// are not loaded (NVIDIA/gpu-operator#2781, spectrocloud/CanvOS#700, siderolabs/docs#581). Without mlx5_ib nothing
+/// but vital product data tells such a function from a NIC.
+fn modules_of_fabric(machine: &Machine) -> Option<Vec<&'static str>> {
+    let manages = |device: &Device| {
+        let data = || machine.root.text(&format!("{}/{}/{}", pci::DEVICES, device.address, rdma::PRODUCT_DATA));
+        device.vendor == MELLANOX
+            && device.kind() == INFINIBAND
+            && data().is_ok_and(|text| text.contains(rdma::MANAGES_SWITCHES))
+    };
+    let has_nvlink5 = machine.gpus().into_iter().any(nvidia::may_have_nvlink5);
+    let has_managers = || !machine.switch_managers.is_empty() || machine.devices.iter().any(manages);
+    if !has_nvlink5 || !machine.modules_read || !has_managers() {
+        return None;
+    }
+    let is_missing =
+        |name: &&str| !machine.modules.contains_key(*name) && !load_refused::is_part_of_kernel(machine, name);
+    let missing: Vec<&str> = ["mlx5_ib", "ib_umad"].into_iter().filter(is_missing).collect();
+    (!missing.is_empty()).then_some(missing)
+}
+
+/// Returns what loads the modules that the fabric manager needs, and then has it set the fabric up.
+fn load_for_fabric(machine: &Machine, modules: &[&str]) -> String {
+    let setting = &machine.setting;
+    let names = modules.join(" and ");
+    let are = if modules.len() == 1 { "is" } else { "are" };
+    let load = modules.iter().map(|name| format!("modprobe {name}")).collect::<Vec<_>>().join(" && ");
+    let release = machine.release.as_deref().unwrap_or("$(uname -r)");
+    // The package is that of modules which kernels for clouds do not bring.
+    let from = match setting.distribution.as_deref() {
+        Some("ubuntu") => format!(" (where it says that there is none: install linux-modules-extra-{release})"),
+        _ => String::new(),
+    };
+    let again = match setting.driver_container {
+        true => "delete the pod of the GPU driver, whose fabric manager tries again then",
+        false => "systemctl restart nvidia-fabricmanager",
+    };
+    setting.on_node(&format!(
+        "the fabric manager reaches the NVSwitches of this board as InfiniBand devices, for which {names} {are} missing: {load}{from}; for good, a line for each in /etc/modules-load.d/nvlink.conf; then {again}"
+    ))
 }
 
 /// Checks whether a GPU is registered with the fabric of NVLink. A GPU that could not be registered

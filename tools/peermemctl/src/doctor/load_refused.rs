@@ -72,6 +72,11 @@ fn not_installed(machine: &Machine, name: &str) -> Option<LoadRefused> {
     Some(LoadRefused { why, fix, seen: format!("no {name} in {list}") })
 }
 
+/// Returns whether a module is part of the running kernel itself.
+pub(super) fn is_part_of_kernel(machine: &Machine, name: &str) -> bool {
+    machine.release.as_deref().is_some_and(|release| is_built_in(machine, release, name))
+}
+
 /// Returns whether a module is part of the kernel itself.
 fn is_built_in(machine: &Machine, release: &str, name: &str) -> bool {
     let list = machine.root.text(&format!("{}/modules.builtin", kernel::modules_dir(release))).unwrap_or_default();
