@@ -104,7 +104,12 @@ fn no_api(machine: &Machine, release: &str) -> Check {
             "with an RDMA device, programs could register by dma-buf (NCCL, UCX, NVSHMEM and libfabric by default)";
         return Check::ok(EXPORTED, format!("{none}: {words}")).seen(seen);
     }
-    Check::fail(EXPORTED, format!("{none}: no nvidia-peermem can work here"), api_cure(machine)).seen(seen)
+    let mut check = Check::fail(EXPORTED, format!("{none}: no nvidia-peermem can work here"), api_cure(machine));
+    // Whose memory it would be is the first question.
+    if machine.gpus().is_empty() && !machine.devices.is_empty() {
+        check.follows = Some("gpus.present");
+    }
+    check.seen(seen)
 }
 
 /// Returns the module that is installed for the running kernel with the peer-memory API while another build of it,

@@ -316,8 +316,22 @@ fn no_gpu(machine: &Machine) -> Check {
         (_, Some(_)) => "pass a GPU through to this virtual machine; lspci -d 10de: shows what came through",
         _ => "lspci -d 10de: shows what the firmware found",
     };
+    // Those of data centres are processing accelerators (class 1200).
+    let is_of_amd =
+        |device: &&Device| device.vendor == AMD && matches!(device.kind(), 0x0300 | 0x0302 | 0x0380 | 0x1200);
+    if let Some(gpu) = machine.devices.iter().find(is_of_amd).filter(|gpu| gpu.driver.as_deref() == Some("amdgpu")) {
+        return Check::fail(
+            ID,
+            format!("there is no GPU of NVIDIA's in this {}, but one of AMD's ({})", setting.what(), gpu.address),
+            "ask AMD's own tools: the driver amdgpu gives NICs memory of its GPUs by itself, which this program does not judge",
+        )
+        .seen(seen);
+    }
     Check::fail(ID, format!("there is no GPU of NVIDIA's in this {}", setting.what()), fix).seen(seen)
 }
+
+/// AMD's PCI vendor.
+const AMD: u16 = 0x1002;
 
 fn present(machine: &Machine, gpu: &Device) -> Check {
     const ID: &str = "gpus.present";
@@ -424,11 +438,23 @@ fn give_back(machine: &Machine, gpu: &Device, driver: &str) -> String {
         "echo {0} > /sys/bus/pci/drivers/{driver}/unbind && echo {0} > /sys/bus/pci/drivers/nvidia/bind",
         gpu.address
     );
+    const IMAGE: &str = "build the initial RAM disk again (update-initramfs -u, dracut -f), and reboot";
+    match driver {
+        "nouveau" => {
+            let list = "echo blacklist nouveau > /etc/modprobe.d/nouveau.conf";
+            return machine.setting.on_node(&format!("{list}, {IMAGE}"));
+        }
+        // It takes GPUs from Linux 6.15 on, where a kernel is built with it (beclab/Olares#3963).
+        "NovaCore" => {
+            let list = "printf 'blacklist nova_core\\nblacklist nova_drm\\n' > /etc/modprobe.d/nova.conf";
+            return machine.setting.on_node(&format!("{list}, {IMAGE}"));
+        }
+        _ => {}
+    }
     machine.setting.on_host(&match driver {
         // The write does not return before the guest has given it back.
         _ if pci::is_of_vfio(driver) => format!("if no virtual machine has it (fuser -v /dev/vfio/*): {rebind}"),
         _ if gpu.driver_for_guests().is_some() => format!("if no virtual machine has it: {rebind}"),
-        "nouveau" => "echo blacklist nouveau > /etc/modprobe.d/nouveau.conf, build the initial RAM disk again (update-initramfs -u, dracut -f), and reboot".to_owned(),
         _ => rebind,
     })
 }
@@ -706,16 +732,24 @@ fn no_device(machine: &Machine) -> Check {
         Some((nic.address.clone(), driver.to_owned()))
     };
     let given_away = machine.devices.iter().find_map(given_away);
+    // No option of a container brings what its node does not have.
+    let is_elsewhere = setting.container.is_some() && !nics.is_empty();
     let fix = match (&setting.container, &setting.virtual_machine) {
         _ if setting.rdma_by_namespace && setting.container.is_some() => ASK,
-        (None, Some(_)) if machine.root.line("/sys/class/dmi/id/sys_vendor").as_deref() == Some("Amazon EC2") => {
+        (_, Some(_))
+            if !is_elsewhere
+                && machine.root.line("/sys/class/dmi/id/sys_vendor").as_deref() == Some("Amazon EC2") =>
+        {
             "attach a network interface of type EFA to this instance; lspci shows it"
         }
         // NVIDIA's own plugin for these speaks TCP.
-        (None, Some(_)) if machine.devices.iter().any(|device| (device.vendor, device.device) == GVNIC) => {
+        (_, Some(_)) if !is_elsewhere && machine.devices.iter().any(|device| (device.vendor, device.device) == GVNIC) => {
             "take a machine type with RDMA NICs (a3-ultragpu, a4); over its gVNICs only GPUDirect-TCPX goes, a plugin of NCCL"
         }
         (None, _) if given_away.is_some() => "run this in the virtual machine that has the NIC, or take it back from the driver that gives it away",
+        (Some(_), _) if nics.is_empty() && machine.devices.iter().any(|device| device.kind() >> 8 == 2) => {
+            "run this container on a node with an RDMA NIC: none of the network functions of this node (lspci) is known here to be one, and no option of the container brings it"
+        }
         (Some(_), _) => "start this container with the RDMA device (docker: --device=/dev/infiniband --network=host; Kubernetes: what the RDMA device plugin offers)",
         (_, Some(_)) => "pass an RDMA NIC through to this virtual machine; lspci shows what came through",
         _ => "install an RDMA NIC; lspci shows what is there",
