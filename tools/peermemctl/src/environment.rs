@@ -2,6 +2,7 @@
 //! The environment of a process, and the files that NCCL and UCX add to it.
 
 use crate::consumer;
+use crate::consumer::mooncake::{CONFIGURATION, PROTOCOL, SGLANG_DEVICES, VLLM_PROTOCOL};
 use crate::launcher::{self, Launched};
 use crate::root::{Missing, Root};
 use crate::topology_file::Topology;
@@ -14,8 +15,18 @@ use std::ffi::OsString;
 pub type Variables = BTreeMap<String, String>;
 
 /// The beginnings of the names of variables by which verdicts go.
-pub const OURS: [&str; 9] =
-    ["NCCL_", "UCX_", "NVSHMEM_", "FI_", "MC_", "OMPI_MCA_", "WITH_NVIDIA_PEERMEM", consumer::VISIBLE, consumer::ORDER];
+pub const OURS: [&str; 10] = [
+    "NCCL_",
+    "UCX_",
+    "NVSHMEM_",
+    "FI_",
+    "MC_",
+    "MOONCAKE_",
+    "OMPI_MCA_",
+    "WITH_NVIDIA_PEERMEM",
+    consumer::VISIBLE,
+    consumer::ORDER,
+];
 
 /// The environment that is meant if nobody names another.
 const OWN: &str = "this shell";
@@ -50,6 +61,8 @@ pub struct Environment {
     pub nccl_plugin: Option<String>,
     /// UCX's files.
     ucx: Files,
+    /// What tells Mooncake's protocol, in words, and the protocol, or why it cannot be read.
+    pub mooncake: Option<(String, Result<String, String>)>,
 }
 
 /// The value of a variable, and where it is set.
@@ -233,8 +246,9 @@ impl Environment {
         let is_chosen = whose != OWN;
         let nccl_plugin = nccl_plugin(root, below, variables.get("LD_LIBRARY_PATH").map_or("", String::as_str));
         let nccl_plugin = nccl_plugin.filter(|_| !places.is_unknown);
+        let mooncake = mooncake_protocol(root, below, &variables, places.is_unknown);
         let mut environment =
-            Self { is_chosen, whose, not_understood, nccl, nccl_plugin, variables, topology: None, ucx };
+            Self { is_chosen, whose, not_understood, nccl, nccl_plugin, variables, topology: None, ucx, mooncake };
         environment.topology = environment.topology_file(root, below);
         environment
     }
@@ -254,7 +268,11 @@ impl Environment {
     /// environment sets nothing.
     pub fn judged_for(&self) -> String {
         let mut names = self.variables.keys().chain(self.nccl.iter().flat_map(|(_, variables)| variables.keys()));
-        match self.ucx.decide() || names.any(|name| OURS.iter().any(|prefix| name.starts_with(prefix))) {
+        let is_read = |name: &String| {
+            let is_argument = [VLLM_PROTOCOL, SGLANG_DEVICES].contains(&name.as_str());
+            is_argument || OURS.iter().any(|prefix| name.starts_with(prefix))
+        };
+        match self.ucx.decide() || names.any(is_read) {
             true => format!("for {}", self.whose),
             false => "by default".to_owned(),
         }
@@ -306,6 +324,28 @@ impl Environment {
     pub fn says_yes(&self, name: &str) -> bool {
         self.get(name).is_some_and(is_yes)
     }
+}
+
+/// Returns what tells the protocol in Mooncake's configuration, which is a file or else variables, and the protocol: tcp
+/// where that file names none. `is_elsewhere` says that files of this machine do not count.
+fn mooncake_protocol(
+    root: &Root,
+    below: &str,
+    variables: &Variables,
+    is_elsewhere: bool,
+) -> Option<(String, Result<String, String>)> {
+    let given = |name: &str| variables.get(name).filter(|value| !value.is_empty());
+    let Some(file) = given(CONFIGURATION) else {
+        return given(PROTOCOL).map(|value| (format!("{PROTOCOL}={value}"), Ok(value.clone())));
+    };
+    let read = || {
+        let text = root.text(&format!("{below}{file}")).map_err(|_| "that file cannot be read".to_owned())?;
+        let value: serde_json::Value =
+            serde_json::from_str(&text).map_err(|_| "that file is not understood".to_owned())?;
+        Ok(value.get("protocol").and_then(serde_json::Value::as_str).unwrap_or("tcp").to_owned())
+    };
+    let protocol = if is_elsewhere { Err("that file is elsewhere".to_owned()) } else { read() };
+    Some((format!("{CONFIGURATION}={file}"), protocol))
 }
 
 /// Returns the home directory of this program's user, as NCCL finds it: by the number of the user, and not

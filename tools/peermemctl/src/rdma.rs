@@ -189,23 +189,43 @@ pub const NO_GID: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
 /// `None` if that cannot be read, or does not matter, as with InfiniBand. Each GID of RoCE is an address of a network
 /// interface: a container without that one sees zeroes, or a GID of an interface that it does not have.
 pub fn has_gid(root: &Root, port: &str) -> Option<bool> {
-    const INTERFACES: &str = "/sys/class/net";
     if root.line(&format!("{port}/link_layer"))? != "Ethernet" {
         return None;
     }
-    let is_here = |number: &str| {
+    let mut found = None;
+    for number in root.names(&format!("{port}/gids")) {
+        match is_of_use(root, port, &number) {
+            Some(true) => return Some(true),
+            Some(false) => found = Some(false),
+            None => {}
+        }
+    }
+    found
+}
+
+/// Returns whether programs in this network namespace can connect by a GID of a port in a folder of sysfs; `None` if
+/// that GID cannot be read.
+fn is_of_use(root: &Root, port: &str, number: &str) -> Option<bool> {
+    const INTERFACES: &str = "/sys/class/net";
+    let is_here = || {
         let interface = root.line(&format!("{port}/gid_attrs/ndevs/{number}")).filter(|name| !name.is_empty());
         interface.is_none_or(|name| root.exists(&format!("{INTERFACES}/{name}")) || root.names(INTERFACES).is_empty())
     };
-    let mut found = None;
-    for number in root.names(&format!("{port}/gids")) {
-        let Some(gid) = root.line(&format!("{port}/gids/{number}")) else { continue };
-        if is_set(&gid) && is_here(&number) {
-            return Some(true);
-        }
-        found = Some(false);
-    }
-    found
+    let gid = root.line(&format!("{port}/gids/{number}"))?;
+    Some(is_set(&gid) && is_here())
+}
+
+/// Returns the numbers of the GIDs that programs can connect by, of the RoCE port by which a device moves data, if that
+/// has none of the number `wanted`. `None` if it has that one, or nothing tells: a recorded machine has the first alone.
+pub fn gids_but(root: &Root, device: &RdmaDevice, wanted: u32) -> Option<Vec<u32>> {
+    let port = device.port().filter(|port| port.link_layer == "Ethernet")?;
+    let folder = format!("{CLASS}/{}/ports/{}", device.name, port.number);
+    let mut numbers: Vec<u32> =
+        root.names(&format!("{folder}/gids")).iter().filter_map(|name| name.parse().ok()).collect();
+    let is_told = numbers.contains(&wanted) || numbers.len() > 1;
+    numbers.sort_unstable();
+    numbers.retain(|number| is_of_use(root, &folder, &number.to_string()) == Some(true));
+    (is_told && !numbers.contains(&wanted)).then_some(numbers)
 }
 
 /// Returns whether a GID has more than the prefix of link-local addresses.

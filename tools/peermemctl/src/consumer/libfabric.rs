@@ -7,6 +7,8 @@ use crate::machine::{Machine, REGISTER};
 use crate::setting::{vendor, Vendor};
 use crate::way::Way;
 
+/// The variable that lets the EFA provider use the NIC's RDMA, or not.
+pub const EFA_READS: &str = "FI_EFA_USE_DEVICE_RDMA";
 const DMA_BUF: &str = "ib_umem_dmabuf_get";
 
 pub const LIBFABRIC: Consumer = Consumer {

@@ -3,7 +3,7 @@
 //! own rule: the file named in [`Consumer::source`] is where that was read.
 
 pub mod libfabric;
-mod mooncake;
+pub mod mooncake;
 pub mod nccl;
 pub mod nvshmem;
 pub mod ucx;
@@ -236,14 +236,21 @@ impl Consumer {
         };
         match self.not_understood(environment).or_else(|| (self.unsure_of)(machine, pairing, environment)) {
             Some(why) => Does::Unknown(why),
-            None if vendor(pairing.nic) == Vendor::Efa => self.with_efa(pairing, machine, does),
+            None if vendor(pairing.nic) == Vendor::Efa => self.with_efa(pairing, machine, environment, does),
             None => does,
         }
     }
 
     /// Returns what the program does with an EFA, which makes no reliable connections of InfiniBand.
-    fn with_efa(&self, pairing: &Pairing, machine: &Machine, does: Does) -> Does {
+    fn with_efa(&self, pairing: &Pairing, machine: &Machine, environment: &Environment, does: Does) -> Does {
         let by_itself = setting::takes_by_itself(machine, pairing.nic);
+        let by_provider = ["consumers.nccl", "consumers.gin", "consumers.libfabric"].contains(&self.id);
+        if by_provider && environment.says_no(libfabric::EFA_READS) {
+            return Does::Unknown(format!(
+                "{}=0 has libfabric's EFA provider leave out the NIC's RDMA, without which its versions before 1.18 do not know GPU memory (aws/aws-ofi-nccl#313)",
+                libfabric::EFA_READS
+            ));
+        }
         let rule = match self.id {
             "consumers.nccl" if OFI_PLUGINS.iter().any(|file| machine.root.exists(file)) => return does,
             "consumers.nccl" => &facts::EFA_NCCL,
@@ -499,6 +506,24 @@ fn takes_away(given: &Given, nic: &RdmaDevice, set: String) -> Refusal {
         false => set,
     };
     Refusal { because: format!("{} takes {} away", given.words(), nic.name), set: Some(set), seen: given.place.clone() }
+}
+
+/// Returns the refusal by a variable that has a program connect by a GID that a NIC does not have: memory is registered
+/// then, and no connection is made (kvcache-ai/Mooncake#3538, NVIDIA/nccl#890). A number below 0 has it choose.
+fn without_gid(given: Option<Given>, machine: &Machine, pairing: &Pairing) -> Option<Refusal> {
+    let nic = pairing.nic;
+    let given = given.filter(|_| vendor(nic) != Vendor::Efa)?;
+    let others = rdma::gids_but(machine.root, nic, given.value.trim().parse().ok()?)?;
+    let others = others.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let set = match others.is_empty() {
+        true => BY_KIND.to_owned(),
+        false => format!("{}; {} has GIDs of the numbers {others} (show_gids, rdma link)", given.take_out(), nic.name),
+    };
+    Some(Refusal {
+        because: format!("{} is a GID that {} does not have here: it cannot connect", given.words(), nic.name),
+        set: Some(set),
+        seen: format!("gids in /sys/class/infiniband/{}/ports/*, {}", nic.name, given.place),
+    })
 }
 
 /// Returns what puts a NIC back that a list takes away: an entry more, or for a list of those that are

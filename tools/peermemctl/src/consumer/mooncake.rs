@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Mooncake's transfer engine. It registers as `ibv_reg_mr()` does, unless it is told not to.
 
-use super::{as_it_is, sure_of, Consumer, Pairing, Refusal, Registers};
+use super::{as_it_is, sure_of, without_gid, Consumer, Pairing, Refusal, Registers};
 use crate::environment::Environment;
 use crate::machine::{Machine, NAME, OLD_MODULE};
 use crate::setting::{vendor, Vendor};
@@ -13,26 +13,52 @@ const VARIABLE: &str = "WITH_NVIDIA_PEERMEM";
 const TCP: &str = "MC_FORCE_TCP";
 const HCA: &str = "MC_FORCE_HCA";
 const FILTERS: &str = "MC_MS_FILTERS";
+/// The variables of Mooncake's configuration (MooncakeConfig of mooncake-wheel/mooncake/mooncake_config.py), and the
+/// option of vLLM's connector and of SGLang, as arguments of their own.
+pub const PROTOCOL: &str = "MOONCAKE_PROTOCOL";
+pub const CONFIGURATION: &str = "MOONCAKE_CONFIG_PATH";
+const DEVICES: &str = "MOONCAKE_DEVICE";
+pub const VLLM_PROTOCOL: &str = "mooncake_protocol";
+pub const SGLANG_DEVICES: &str = "--disaggregation-ib-device";
+const RDMA: &str = "rdma";
+/// The variables that have it take NVLink, where it was built so (docs/source/getting_started/supported-protocols.md).
+const NVLINK: [&str; 2] = ["MC_FORCE_MNNVL", "MC_INTRANODE_NVLINK"];
 
 pub const MOONCAKE: Consumer = Consumer {
     id: "consumers.mooncake",
     name: "Mooncake",
     source: "registerMemoryRegionInternal in mooncake-transfer-engine/src/transport/rdma_transport/rdma_context.cpp, and mooncake-common/src/environ.cpp, of Mooncake 78297b7b8050",
     unsure: |environment| {
-        let value = environment.get(TCP).filter(|_| environment.get(HCA).is_none() && !environment.says_yes(TCP))?;
-        Some(format!("{TCP}={value} has older versions take TCP, which ask only whether it is set, and newer ones not"))
+        let by_tcp = environment.get(TCP).filter(|_| environment.get(HCA).is_none() && !environment.says_yes(TCP));
+        let by_tcp = by_tcp.map(|value| {
+            format!("{TCP}={value} has older versions take TCP, which ask only whether it is set, and newer ones not")
+        });
+        let by_nvlink = || NVLINK.into_iter().find(|name| environment.get(name).is_some());
+        let by_nvlink = || {
+            by_nvlink().map(|name| {
+                format!("{name} has builds with NVLink (USE_MNNVL, USE_INTRA_NVLINK) move data over that, whatever its value")
+            })
+        };
+        let by_argument = || by_other_protocol(environment);
+        by_tcp.or_else(by_nvlink).or_else(by_argument).or_else(|| by_configuration(environment))
     },
     unsure_of: |_, pairing, environment| {
-        let list = environment.get(FILTERS).filter(|list| !list.is_empty())?;
         let nic = &pairing.nic.name;
-        let is_in_it = list.split(',').any(|name| name.trim() == nic);
-        (!is_in_it).then(|| format!("{FILTERS}={list} leaves out {nic} where Mooncake looks for NICs itself"))
+        let leaves_out = |list: &&str| !list.is_empty() && !list.split(',').any(|name| name.trim() == nic);
+        if let Some(list) = environment.get(FILTERS).filter(leaves_out) {
+            return Some(format!("{FILTERS}={list} leaves out {nic} where Mooncake looks for NICs itself"));
+        }
+        let mut named = [DEVICES, SGLANG_DEVICES].into_iter().filter_map(|name| Some((name, environment.get(name)?)));
+        let (name, list) = named.find(|(_, list)| leaves_out(list))?;
+        Some(format!("{name} names other NICs than {nic}: {list}"))
     },
     told_by: sure_of,
     maps: as_it_is,
     registers,
-    refuses: |pairing, _, environment| {
-        if let Some(refusal) = by_kind(pairing) {
+    refuses: |pairing, machine, environment| {
+        let by_gid = || without_gid(environment.given("MC_GID_INDEX"), machine, pairing);
+        let by_kind = || by_kind(pairing).filter(|_| by_other_protocol(environment).is_none());
+        if let Some(refusal) = by_argument(environment).or_else(by_kind).or_else(by_gid) {
             return Some(refusal);
         }
         let is_forced = |name: &&str| environment.says_yes(name) && (*name != TCP || environment.get(HCA).is_none());
@@ -44,6 +70,34 @@ pub const MOONCAKE: Consumer = Consumer {
         })
     },
 };
+
+/// Returns what vLLM's connector is told in its own arguments, where that is neither RDMA nor TCP.
+fn by_other_protocol(environment: &Environment) -> Option<String> {
+    let protocol = environment.get(VLLM_PROTOCOL).filter(|protocol| ![RDMA, "tcp"].contains(protocol))?;
+    Some(format!("{VLLM_PROTOCOL} of kv_connector_extra_config is {protocol}, a transport that is not judged here"))
+}
+
+/// Returns why vLLM's connector, which is told in its own arguments, takes TCP.
+fn by_argument(environment: &Environment) -> Option<Refusal> {
+    environment.get(VLLM_PROTOCOL).filter(|protocol| *protocol == "tcp")?;
+    Some(Refusal {
+        because: format!("{VLLM_PROTOCOL} of kv_connector_extra_config is tcp"),
+        set: Some(format!("give it \"{VLLM_PROTOCOL}\": \"{RDMA}\", or leave that out")),
+        seen: environment.whose.clone(),
+    })
+}
+
+/// Returns what Mooncake's configuration says, where it does not say RDMA: what takes a protocol of its own, as
+/// connectors of vLLM and SGLang do, does not read it.
+fn by_configuration(environment: &Environment) -> Option<String> {
+    let (setting, protocol) = environment.mooncake.as_ref()?;
+    let but = "which counts for what takes Mooncake's configuration (its store, LMCache), and not for connectors that give a protocol of their own";
+    match protocol {
+        Ok(protocol) if protocol == RDMA => None,
+        Ok(protocol) => Some(format!("{setting} has it move data by {protocol} and not by RDMA, {but}")),
+        Err(why) => Some(format!("{setting} tells the protocol, and {why}, {but}")),
+    }
+}
 
 /// Returns why its RDMA transport, which is the default, leaves out a NIC for its kind (kvcache-ai/Mooncake#2070).
 fn by_kind(pairing: &Pairing) -> Option<Refusal> {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NCCL: its InfiniBand transport, its GPU-initiated networking (GIN), and its SHARP plugin.
 
-use super::{as_it_is, by_file, lists, nvshmem, put_back, sure_of, takes_away, Consumer, Keeps, Pairing, Refusal};
+use super::{
+    as_it_is, by_file, lists, nvshmem, put_back, sure_of, takes_away, without_gid, Consumer, Keeps, Pairing, Refusal,
+};
 use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
@@ -10,6 +12,8 @@ use crate::setting::{vendor, Vendor};
 use crate::topology_file::Apart;
 use crate::way::{self, Way};
 
+/// The variable that names the GID to connect by.
+const GID: &str = "NCCL_IB_GID_INDEX";
 const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
 const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
 const SYS_VERSION: &str = "/sys/module/nvidia_peermem/version";
@@ -47,7 +51,9 @@ pub const GIN: Consumer = Consumer {
                 seen: given.place,
             });
         }
-        off(pairing, environment).or_else(|| by_type(pairing, machine, environment))
+        off(pairing, environment)
+            .or_else(|| without_gid(environment.nccl(GID), machine, pairing))
+            .or_else(|| by_type(pairing, machine, environment))
     },
 };
 
@@ -351,8 +357,9 @@ fn by_plugin(pairing: &Pairing, environment: &Environment) -> bool {
 }
 
 fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> Option<Refusal> {
-    if let Some(refusal) = off(pairing, environment) {
-        return Some(refusal);
+    let refusal = off(pairing, environment).or_else(|| without_gid(environment.nccl(GID), machine, pairing));
+    if refusal.is_some() {
+        return refusal;
     }
     // This case is reported as unknown elsewhere.
     if topology_not_understood(environment).is_some() || path_not_known(machine, pairing, environment).is_some() {

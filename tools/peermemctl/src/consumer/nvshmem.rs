@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NVSHMEM. Of its NICs it takes the nearest, however far that is.
 
-use super::{as_it_is, by_file, lists, put_back, sure_of, Consumer, Keeps, Pairing, Refusal};
+use super::{as_it_is, by_file, lists, put_back, sure_of, without_gid, Consumer, Keeps, Pairing, Refusal};
 use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
@@ -48,7 +48,7 @@ pub const NVSHMEM: Consumer = Consumer {
         let dma_buf = yes.map_or(Ok(()), |yes| Err(Keeps::by(&yes, "0")));
         by_file(machine, &FILES, dma_buf, offered, "skips its InfiniBand transports")
     },
-    refuses: |pairing, _, environment| {
+    refuses: |pairing, machine, environment| {
         let nic = &pairing.nic.name;
         let seen = format!("environment of {}", environment.whose);
         // IBGDA is loaded all the same.
@@ -59,7 +59,8 @@ pub const NVSHMEM: Consumer = Consumer {
                 seen,
             });
         }
-        if let Some(refusal) = by_kind(pairing, environment) {
+        let by_gid = || without_gid(environment.given("NVSHMEM_IB_GID_INDEX"), machine, pairing);
+        if let Some(refusal) = by_kind(pairing, environment).or_else(by_gid) {
             return Some(refusal);
         }
         let module = pairing.nic.module.as_deref().unwrap_or("another driver");

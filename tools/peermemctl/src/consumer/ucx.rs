@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! UCX. It registers at any distance, and chooses by what it believes each way to carry.
 
-use super::{as_it_is, by_file, put_back, sure_of, takes_away, Consumer, Keeps, Pairing, Refusal};
+use super::{as_it_is, by_file, put_back, sure_of, takes_away, without_gid, Consumer, Keeps, Pairing, Refusal};
 use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
@@ -55,6 +55,9 @@ pub const UCX: Consumer = Consumer {
             let entry = format!("{}:1", pairing.nic.name);
             let set = put_back("UCX_NET_DEVICES", given.value, &entry, &given.take_out_or("all"));
             return Some(takes_away(&given, pairing.nic, set));
+        }
+        if let Some(refusal) = without_gid(environment.ucx("UCX_IB_GID_INDEX"), machine, pairing) {
+            return Some(refusal);
         }
         if let Some(refusal) = environment.ucx("UCX_TLS").and_then(|given| transports(&given)) {
             return Some(refusal);

@@ -4,6 +4,7 @@
 
 mod tables;
 
+use crate::consumer::mooncake::{SGLANG_DEVICES, VLLM_PROTOCOL};
 use crate::environment::{assignment, OURS};
 use crate::modprobe;
 use crate::root::{Missing, Root};
@@ -153,6 +154,7 @@ impl<'a> Launched<'a> {
     /// Reads the program. Its arguments set nothing, unless they look as if they did, or as if it started another one.
     fn program(&mut self, word: &str, arguments: &[&String]) {
         let name = base(word);
+        self.of_connector(arguments);
         let sets = |word: &&&String| is_of_a_library(word) || mentions_a_library(word);
         if word.starts_with('-') {
             self.note(&format!("{word} in the place of a program"));
@@ -165,6 +167,20 @@ impl<'a> Launched<'a> {
         } else if let Some(other) = self.other_program(word, arguments) {
             self.elsewhere(&format!("{name} with {other}, which may start another program"));
         }
+    }
+
+    /// Takes note of what arguments of vLLM and SGLang tell Mooncake.
+    fn of_connector(&mut self, arguments: &[&String]) {
+        let quoted = format!("\"{VLLM_PROTOCOL}\"");
+        let protocol = arguments.iter().find_map(|word| {
+            let value = word.split_once(quoted.as_str())?.1.trim_start().strip_prefix(':')?;
+            value.trim_start().strip_prefix('"')?.split('"').next()
+        });
+        let after = arguments.iter().skip_while(|word| word.as_str() != SGLANG_DEVICES).nth(1);
+        let joined = arguments.iter().find_map(|word| word.strip_prefix(SGLANG_DEVICES)?.strip_prefix('='));
+        let devices = after.map(|list| list.as_str()).or(joined);
+        let found = [(VLLM_PROTOCOL, protocol), (SGLANG_DEVICES, devices)];
+        self.variables.extend(found.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))));
     }
 
     /// Returns the argument which shows that a command starts another program, a shell or a script.
@@ -811,7 +827,7 @@ fn is_of_a_library(word: &str) -> bool {
 /// Returns whether an argument, such as a script in Python, has the name of a variable of a library in it.
 fn mentions_a_library(word: &str) -> bool {
     // FI_ and MC_ alone are too short to mean anything.
-    ["NCCL_", "UCX_", "NVSHMEM_"].iter().any(|library| {
+    ["NCCL_", "UCX_", "NVSHMEM_", "MOONCAKE_"].iter().any(|library| {
         word.match_indices(library).any(|(at, _)| {
             let (before, after) =
                 (word.get(..at).unwrap_or_default(), word.get(at + library.len()..).unwrap_or_default());
