@@ -15,6 +15,7 @@ use crate::root::{Forbidden, Missing, Root, Silent};
 use crate::setting::{self, Setting};
 use crate::way;
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 /// Mellanox's module from before nvidia-peermem; it registers the same client name, which a core
 /// without memory_peers takes twice.
@@ -72,6 +73,8 @@ pub struct Machine<'a> {
     pub peers: Vec<String>,
     /// Device nodes of GPUs and NICs that the device cgroup of this process forbids.
     pub forbidden: Vec<String>,
+    /// What was given to this process. Each pair of a GPU and a NIC asks for it, of which there may be thousands.
+    pub(crate) given: Given,
     /// The facts that nvidia-smi tells of each GPU; [`Machine::ask_tools`] fills them in.
     pub smi: Result<BTreeMap<String, Told>, Silent>,
 }
@@ -101,6 +104,14 @@ impl NoContext {
             Self::Prohibited => "is in compute mode Prohibited, in which CUDA makes no context on it",
         }
     }
+}
+
+/// What a process was given of the machine's devices, as soon as somebody has asked.
+#[derive(Default)]
+pub(crate) struct Given {
+    all_devices: OnceLock<bool>,
+    gpus: OnceLock<Option<Vec<u32>>>,
+    nodes_of_nics: OnceLock<Vec<String>>,
 }
 
 /// The loaded nvidia-peermem.
@@ -139,6 +150,7 @@ impl<'a> Machine<'a> {
         let mut forbidden = devices::device_nodes(root);
         forbidden.retain(|path| root.forbidden(path) == Some(Forbidden::ByCgroup));
         Self {
+            given: Given::default(),
             forbidden,
             encrypted: setting::encrypted(root, log.iter().flatten()),
             // A file that is masked in a sandbox is empty.
@@ -311,7 +323,9 @@ impl<'a> Machine<'a> {
     /// Returns whether nothing keeps devices of this machine from this process: neither a container nor a device
     /// cgroup, as a job of Slurm has one, nor a /dev of a service's own.
     pub fn has_all_devices(&self) -> bool {
-        self.setting.container.is_none() && self.forbidden.is_empty() && !devices::is_without_devices(self)
+        *self.given.all_devices.get_or_init(|| {
+            self.setting.container.is_none() && self.forbidden.is_empty() && !devices::is_without_devices(self)
+        })
     }
 
     /// Returns that a device was not given to this process, in words; `folder` has the node of it.
@@ -325,7 +339,11 @@ impl<'a> Machine<'a> {
 
     /// Returns the numbers of those nodes of GPUs that this process may open, `None` if it has all GPUs: the kernel
     /// shows a container and a job all of the host's, and only nodes in /dev tell.
-    fn open_gpus(&self) -> Option<Vec<u32>> {
+    fn open_gpus(&self) -> Option<&[u32]> {
+        self.given.gpus.get_or_init(|| self.look_for_gpus()).as_deref()
+    }
+
+    fn look_for_gpus(&self) -> Option<Vec<u32>> {
         if self.has_all_devices() {
             return None;
         }
@@ -366,9 +384,12 @@ impl<'a> Machine<'a> {
         if self.has_all_devices() {
             return Some(true);
         }
-        let mut nodes = self.root.names("/dev/infiniband");
-        nodes.retain(|node| {
-            node.starts_with(rdma::NODE) && !self.forbidden.contains(&format!("/dev/infiniband/{node}"))
+        let nodes = self.given.nodes_of_nics.get_or_init(|| {
+            let mut nodes = self.root.names("/dev/infiniband");
+            nodes.retain(|node| {
+                node.starts_with(rdma::NODE) && !self.forbidden.contains(&format!("/dev/infiniband/{node}"))
+            });
+            nodes
         });
         // Without any node, [fabric.nodes] or [limits.devices] says so.
         if nodes.is_empty() {

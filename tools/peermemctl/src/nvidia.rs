@@ -61,7 +61,7 @@ pub fn driver(root: &Root) -> Option<Driver> {
 
 /// Returns the name that the GPU driver has for the GPU at `address`.
 pub fn model(root: &Root, address: &str) -> Option<String> {
-    let text = root.text(&format!("/proc/driver/nvidia/gpus/{address}/information")).ok()?;
+    let text = root.text_once(&format!("/proc/driver/nvidia/gpus/{address}/information")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Model:"))?;
     Some(line.trim().to_owned()).filter(|name| !name.is_empty())
 }
@@ -74,7 +74,7 @@ pub fn minor(root: &Root, address: &str) -> Option<u32> {
 
 /// Reads `/proc/driver/nvidia/params`.
 pub fn params(root: &Root) -> BTreeMap<String, String> {
-    let text = root.text("/proc/driver/nvidia/params").unwrap_or_default();
+    let text = root.text_once("/proc/driver/nvidia/params").unwrap_or_default();
     text.lines()
         .filter_map(|line| line.split_once(':'))
         .map(|(key, value)| (key.trim().to_owned(), value.trim().to_owned()))
@@ -117,7 +117,7 @@ pub fn place_of(root: &Root, name: &str, value: u64) -> String {
 
 /// Returns whether nvidia.ko was told to leave the GPU at `address` alone.
 pub fn is_excluded(root: &Root, address: &str) -> bool {
-    let text = root.text(&format!("/proc/driver/nvidia/gpus/{address}/information")).unwrap_or_default();
+    let text = root.text_once(&format!("/proc/driver/nvidia/gpus/{address}/information")).unwrap_or_default();
     // The second is of old drivers.
     let is_it = |line: &str| {
         ["GPU Excluded:", "Blacklisted:"]
@@ -352,12 +352,11 @@ mod tests {
     #[test]
     fn words_of_registry_dwords_override_options() {
         let dir = tempfile::tempdir().unwrap();
-        let root = Root::new(dir.path());
         let file = dir.path().join("proc/driver/nvidia/params");
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         let judge = |text: &str| {
             std::fs::write(&file, text).unwrap();
-            option(&root, "DmaRemapPeerMmio")
+            option(&Root::new(dir.path()), "DmaRemapPeerMmio")
         };
         assert_eq!(judge("DmaRemapPeerMmio: 1\nRegistryDwords: \"\"\n"), Some(1));
         assert_eq!(judge("DmaRemapPeerMmio: 1\nRegistryDwords: \"ForceP2P=0x11; DmaRemapPeerMmio=0x0\"\n"), Some(0));

@@ -72,6 +72,34 @@ fn said(report: &Value, id: &str) -> String {
     said.collect::<Vec<_>>().join("\n")
 }
 
+/// A node of Kubernetes has 16 virtual functions for each of its NICs: more than a thousand pairs of GPU and NIC.
+#[test]
+fn a_hundred_virtual_functions_are_answered_in_time() {
+    let dir = unpack("hgx");
+    let of = |path: &str| dir.path().join(path);
+    let port = "devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0";
+    for n in 0..128 {
+        let (address, name, number) =
+            (format!("0000:18:{:02x}.{}", n / 8 + 1, n % 8), format!("mlx5_{}", n + 20), n + 20);
+        let function = of(&format!("sys/{port}/{address}"));
+        let device = function.join(format!("infiniband/{name}"));
+        fs::create_dir_all(device.join("ports/1")).unwrap();
+        for (file, text) in [("vendor", "0x15b3"), ("device", "0x101e"), ("class", "0x020700"), ("numa_node", "0")] {
+            fs::write(function.join(file), text).unwrap();
+        }
+        for (file, text) in [("state", "4: ACTIVE"), ("link_layer", "InfiniBand"), ("rate", "400 Gb/sec (4X NDR)")] {
+            fs::write(device.join("ports/1").join(file), text).unwrap();
+        }
+        symlink("../../..", device.join("device")).unwrap();
+        symlink("../../../../bus/pci/drivers/mlx5_core", function.join("driver")).unwrap();
+        symlink(format!("../../../{port}/{address}"), of(&format!("sys/bus/pci/devices/{address}"))).unwrap();
+        symlink(format!("../../{port}/{address}/infiniband/{name}"), of(&format!("sys/class/infiniband/{name}")))
+            .unwrap();
+        fs::write(of(&format!("dev/infiniband/uverbs{number}")), "").unwrap();
+    }
+    answers(dir.path(), "128 virtual functions");
+}
+
 /// A sandbox, a container without /sys, a hardened /proc: each part by itself.
 #[test]
 fn half_a_machine_is_unknown_and_says_what_is_missing() {
