@@ -520,6 +520,10 @@ impl<'a> Machine<'a> {
         }
         self.setting.on_host(match self.has_symbol(REGISTER) == Some(false) || self.driver.is_none() {
             true => "then: modprobe nvidia-peermem",
+            // Azure/aks-rdma-infiniband#50
+            false if self.setting.ofed_container => {
+                "modprobe nvidia-peermem, which holds until the container of DOCA-OFED loads its core again and takes the module out; packaging/container of this project (a DaemonSet) brings it back each time"
+            }
             false => "modprobe nvidia-peermem",
         })
     }

@@ -471,11 +471,15 @@ fn memlock_cure(machine: &Machine, pid: &str, files: &Files) -> String {
         return match runtime.memlock() {
             Some(cure) => cure,
             None if !runtime.confines() => {
-                let name = if runtime == Runtime::Apptainer { "Apptainer" } else { "Enroot" };
+                let name = match runtime {
+                    Runtime::Apptainer => "Apptainer",
+                    Runtime::Enroot => "Enroot",
+                    _ => "a container that is started without a daemon (Charliecloud)",
+                };
                 format!("{name} passes on the limit of the shell or job that starts it, so raise it there: {SLURM}; a shell: ulimit -l unlimited, or memlock in /etc/security/limits.d of the host")
             }
             None if own_users => format!("no file of a container raises it, and no capability of a user namespace does: docker run --ulimit memlock=-1, which gets no further than the limit of the daemon: LimitMEMLOCK=infinity in its unit (without root: in a drop-in of user@.service), then restart it. {KUBERNETES}"),
-            None => format!("no file of a container raises it: docker run --ulimit memlock=-1, or --cap-add=IPC_LOCK for a program that runs as root. {KUBERNETES}"),
+            None => format!("no file of a container raises it: docker run --ulimit memlock=-1 (Compose: ulimits: {{ memlock: -1 }} of its service), or --cap-add=IPC_LOCK for a program that runs as root. {KUBERNETES}"),
         };
     }
     // What systemd's manager of a user starts has that manager's limit; PAM never sees it.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Tells what made a container, and gave its processes a /dev and limits of their own.
 
+use super::batch::has_component;
+use super::limits::SESSION;
 use crate::kernel;
 use crate::machine::Machine;
 use crate::setting::{container_of, APPTAINER, ENROOT, NSPAWN, PODMAN};
@@ -10,6 +12,8 @@ use crate::setting::{container_of, APPTAINER, ENROOT, NSPAWN, PODMAN};
 pub enum Runtime {
     Apptainer,
     Enroot,
+    /// One that a user starts in a shell, without a daemon: Charliecloud, bubblewrap and their like.
+    OfShell,
     /// LXC, LXD or Incus.
     Lxc,
     /// Amazon ECS.
@@ -36,6 +40,7 @@ impl Runtime {
         let manager = root.line(NSPAWN).filter(|_| is_own).unwrap_or_default();
         // CRI-O makes an empty file of that name (cri-o/cri-o#5463).
         let podman = root.text(PODMAN).ok().filter(|_| is_own).unwrap_or_default();
+        let is_container = is_own && machine.setting.container.is_some();
         let has_own_users = machine.setting.namespaces.iter().any(|name| name == "user");
         Some(match () {
             () if is_own && root.exists(APPTAINER) => Self::Apptainer,
@@ -53,21 +58,22 @@ impl Runtime {
             }
             () if ["nerdctl-", "/default/"].iter().any(|word| cgroup.contains(word)) => Self::Containerd,
             () if is_own && has_own_users && root.exists(ENROOT) => Self::Enroot,
-            () if is_own && machine.setting.container.is_some() || container_of(&cgroup).is_some() => Self::Docker,
+            () if is_container && has_own_users && has_component(&cgroup, SESSION) => Self::OfShell,
+            () if is_container || container_of(&cgroup).is_some() => Self::Docker,
             () => return None,
         })
     }
 
     /// Returns whether it has devices and limits of its own for a container, and not those of whoever starts it.
     pub fn confines(&self) -> bool {
-        !matches!(self, Self::Apptainer | Self::Enroot)
+        !matches!(self, Self::Apptainer | Self::Enroot | Self::OfShell)
     }
 
     /// Returns what raises the limit of locked memory, where that is another thing than with Docker.
     pub fn memlock(&self) -> Option<String> {
         const RUN: &str = "podman run --ulimit memlock=-1:-1";
         Some(match self {
-            Self::Apptainer | Self::Enroot | Self::Docker => return None,
+            Self::Apptainer | Self::Enroot | Self::OfShell | Self::Docker => return None,
             Self::Lxc => "LXC, LXD and Incus: limits.kernel.memlock=unlimited (LXC: lxc.prlimit.memlock = unlimited) of this container, set on the host; then start it again".to_owned(),
             Self::Ecs => "Amazon ECS: ulimits with name memlock, softLimit -1 and hardLimit -1 in the container's definition of the task, then start a new task".to_owned(),
             Self::Nspawn => "systemd-nspawn: LimitMEMLOCK=infinity in section [Exec] of the container's .nspawn file (or --rlimit=RLIMIT_MEMLOCK=infinity), then start it again".to_owned(),
