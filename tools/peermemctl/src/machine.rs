@@ -106,12 +106,14 @@ impl NoContext {
     }
 }
 
-/// What a process was given of the machine's devices, as soon as somebody has asked.
+/// What a process was given of the machine's devices, as soon as somebody has asked, and the NICs that have no RDMA
+/// device here and should.
 #[derive(Default)]
 pub(crate) struct Given {
     all_devices: OnceLock<bool>,
     gpus: OnceLock<Option<Vec<u32>>>,
     nodes_of_nics: OnceLock<Vec<String>>,
+    pub(crate) without_device: OnceLock<Vec<String>>,
 }
 
 /// The loaded nvidia-peermem.

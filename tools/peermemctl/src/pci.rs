@@ -5,6 +5,8 @@ use crate::root::Root;
 use pci_ids::FromId;
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 pub const DEVICES: &str = "/sys/bus/pci/devices";
 
@@ -272,13 +274,21 @@ impl Device {
 
     /// Returns whether the list of PCI ids has its name.
     pub fn has_known_name(&self) -> bool {
-        pci_ids::Device::from_vid_pid(self.vendor, self.device).is_some()
+        self.known_name().is_some()
+    }
+
+    /// Returns the name that the list of PCI ids has. Each pair of GPU and NIC asks for it, and the list is long.
+    fn known_name(&self) -> Option<&'static str> {
+        static KNOWN: Mutex<BTreeMap<(u16, u16), Option<&'static str>>> = Mutex::new(BTreeMap::new());
+        let find = || pci_ids::Device::from_vid_pid(self.vendor, self.device).map(pci_ids::Device::name);
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        *known.entry((self.vendor, self.device)).or_insert_with(find)
     }
 
     /// Returns the name of the device.
     pub fn name(&self) -> String {
-        match pci_ids::Device::from_vid_pid(self.vendor, self.device) {
-            Some(device) => device.name().to_owned(),
+        match self.known_name() {
+            Some(name) => name.to_owned(),
             None => match pci_ids::Vendor::from_id(self.vendor) {
                 Some(vendor) => format!("{} {:04x}", vendor.name(), self.device),
                 None => format!("{:04x}:{:04x}", self.vendor, self.device),
@@ -288,20 +298,30 @@ impl Device {
 
     /// Returns the way to `other`.
     pub fn way_to(&self, other: &Self) -> Way {
-        let shared = self.way.iter().zip(&other.way).take_while(|(a, b)| a == b).count();
+        let shared = self.shared_with(other);
         let rest = |device: &Self| device.way.iter().skip(shared).cloned().collect::<Vec<_>>();
         let (mine, theirs) = (rest(self), rest(other));
-        let distance = match shared {
+        let meet = shared.checked_sub(1).and_then(|last| self.way.get(last)).cloned();
+        let between = mine.into_iter().chain(theirs).filter(|part| is_address(part)).collect();
+        Way { distance: self.distance_to(other), meet, between }
+    }
+
+    /// Returns how far another device is. Each pair of GPU and NIC is asked for it, many times.
+    pub fn distance_to(&self, other: &Self) -> Distance {
+        let shared = self.shared_with(other);
+        match shared {
             // Where the firmware does not tell nodes apart there is one.
             0 if self.numa.unwrap_or(0) == other.numa.unwrap_or(0) => Distance::Node,
             0 => Distance::Sys,
             1 => Distance::Phb,
-            _ if mine.len() <= 1 && theirs.len() <= 1 => Distance::Pix,
+            _ if self.way.len() - shared <= 1 && other.way.len() - shared <= 1 => Distance::Pix,
             _ => Distance::Pxb,
-        };
-        let meet = shared.checked_sub(1).and_then(|last| self.way.get(last)).cloned();
-        let between = mine.into_iter().chain(theirs).filter(|part| is_address(part)).collect();
-        Way { distance, meet, between }
+        }
+    }
+
+    /// Returns how many parts of the ways to two devices are the same, from the host bridge on.
+    fn shared_with(&self, other: &Self) -> usize {
+        self.way.iter().zip(&other.way).take_while(|(a, b)| a == b).count()
     }
 }
 

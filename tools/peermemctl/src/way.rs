@@ -509,7 +509,7 @@ pub fn topology(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
 /// Returns whether a GPU and a NIC are below one PCIe switch.
 fn shares_a_switch(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> bool {
     let device = nic.pci.as_deref().and_then(|address| machine.pci(address));
-    device.is_some_and(|device| gpu.way_to(device).shares_a_switch())
+    device.is_some_and(|device| gpu.distance_to(device) < Distance::Phb)
 }
 
 /// Returns whether the driver of a NIC registers dma-bufs.
@@ -844,7 +844,7 @@ pub fn groups(machine: &Machine) -> Vec<String> {
     let nics: Vec<(&RdmaDevice, &Device)> =
         machine.rdma.iter().filter_map(|nic| Some((nic, machine.pci(nic.pci.as_deref()?)?))).collect();
     let of = |gpu: &&Device| {
-        let (nic, at) = nics.iter().min_by_key(|(_, at)| gpu.way_to(at).distance)?;
+        let (nic, at) = nics.iter().min_by_key(|(_, at)| gpu.distance_to(at))?;
         let (mine, theirs) = (gpu.iommu_group.as_deref()?, at.iommu_group.as_deref()?);
         let (gpu, nic) = (&gpu.address, &nic.name);
         (mine != theirs).then(|| format!("GPU {gpu} is in IOMMU group {mine}, {nic} in {theirs}"))
@@ -896,7 +896,7 @@ fn is_approved(machine: &Machine, gpu: &Device, function: Option<&Device>) -> bo
     // Without the parameter, a function in no group needs a common switch.
     let by_switch = has_override(machine) != Some(true)
         && theirs.is_none()
-        && function.is_some_and(|function| gpu.way_to(function).shares_a_switch());
+        && function.is_some_and(|function| gpu.distance_to(function) < Distance::Phb);
     gpu.iommu_group.as_deref() == theirs || by_switch
 }
 
@@ -947,7 +947,7 @@ fn direct_functions<'a>(machine: &'a Machine) -> impl Iterator<Item = &'a Device
 
 /// Returns why some versions of UCX fail to register memory of a GPU with a NIC ([`facts::UCX_DIRECT_NIC`]).
 pub fn mapped_for_another(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Option<String> {
-    let is_beside = |function: &&Device| gpu.way_to(function).distance < Distance::Phb;
+    let is_beside = |function: &&Device| gpu.distance_to(function) < Distance::Phb;
     let beside = direct_functions(machine).find(is_beside)?;
     if data_direct(machine, nic).is_yes() || !forced_pcie(machine, gpu, nic).is_no() {
         return None;

@@ -140,10 +140,7 @@ pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
         let has_link = coherent.unwrap_or(!gpu.has_known_name());
         let is_guest = machine.setting.virtual_machine.is_some();
         let link_is_supposed = has_link && (coherent.is_none() || is_guest && !machine.shows_c2c(gpu));
-        let is_here = |device: &&RdmaDevice| !device.software && machine.was_given_nic(device) != Some(false);
-        let nics = machine.rdma.iter().filter(is_here).filter(|device| device.can_connect());
-        let nics = nics.filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?)));
-        let pairs: Vec<_> = nics.map(|(device, nic)| (device, nic, gpu.way_to(nic).distance)).collect();
+        let pairs: Vec<_> = nics(machine).map(|(device, nic)| (device, nic, gpu.distance_to(nic))).collect();
         let nearest = pairs.iter().map(|(.., distance)| *distance).min();
         pairings.extend(pairs.into_iter().map(|(nic, at, distance)| Pairing {
             gpu,
@@ -156,6 +153,18 @@ pub fn pairings<'a>(machine: &'a Machine) -> Vec<Pairing<'a>> {
         }));
     }
     pairings
+}
+
+/// Returns the NICs of such pairs, and what they are on the PCI bus.
+fn nics<'a>(machine: &'a Machine) -> impl Iterator<Item = (&'a RdmaDevice, &'a Device)> {
+    let is_here = |device: &&RdmaDevice| !device.software && machine.was_given_nic(device) != Some(false);
+    let nics = machine.rdma.iter().filter(move |device| is_here(device)).filter(|device| device.can_connect());
+    nics.filter_map(|device| Some((device, machine.pci(device.pci.as_deref()?)?)))
+}
+
+/// Returns a NIC of a GPU's own NUMA node, which programs can take.
+fn of_own_node<'a>(machine: &'a Machine, gpu: &Device) -> Option<&'a RdmaDevice> {
+    nics(machine).find(|(_, nic)| gpu.distance_to(nic) < Distance::Sys).map(|(nic, _)| nic)
 }
 
 /// Returns what each program does with each GPU and NIC.

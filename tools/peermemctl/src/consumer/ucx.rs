@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! UCX. It registers at any distance, and chooses by what it believes each way to carry.
 
-use super::{as_it_is, by_file, put_back, sure_of, takes_away, without_gid, Consumer, Keeps, Pairing, Refusal};
+use super::{as_it_is, by_file, put_back, sure_of, takes_away, without_gid, Consumer, Keeps, Refusal};
 use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
@@ -63,15 +63,14 @@ pub const UCX: Consumer = Consumer {
             return Some(refusal);
         }
         (pairing.distance == Distance::Sys).then(|| {
-            let is_near = |other: &Pairing| other.gpu.address == pairing.gpu.address && other.distance < Distance::Sys;
-            let has_near = super::pairings(machine).iter().any(is_near);
-            let closed = super::nearer(machine, pairing, Distance::Node).filter(|_| !has_near);
+            let near = super::of_own_node(machine, pairing.gpu);
+            let closed = super::nearer(machine, pairing, Distance::Node).filter(|_| near.is_none());
             let also = closed.as_ref().map_or(String::new(), |nearer| format!("; {}", nearer.because));
             Refusal {
                 because: format!("it believes that 220 MB/s pass from one NUMA node to another, and takes another way{also}"),
                 set: Some(match closed {
                     Some(nearer) => nearer.set,
-                    None => of_own_node(pairing, machine),
+                    None => of_own_node(near, machine),
                 }),
                 seen: "paths in /sys/bus/pci/devices".to_owned(),
             }
@@ -91,10 +90,9 @@ fn elsewhere(environment: &Environment) -> Option<String> {
 }
 
 /// Returns what brings a GPU a NIC of its own NUMA node.
-fn of_own_node(pairing: &Pairing, machine: &Machine) -> String {
-    let is_near = |other: &Pairing| other.gpu.address == pairing.gpu.address && other.distance < Distance::Sys;
-    match (super::pairings(machine).iter().find(|other| is_near(other)), &machine.setting.virtual_machine) {
-        (Some(near), _) => format!("set UCX_NET_DEVICES={}:1, a NIC of the GPU's own NUMA node", near.nic.name),
+fn of_own_node(near: Option<&RdmaDevice>, machine: &Machine) -> String {
+    match (near, &machine.setting.virtual_machine) {
+        (Some(near), _) => format!("set UCX_NET_DEVICES={}:1, a NIC of the GPU's own NUMA node", near.name),
         (None, Some(_)) => {
             "NUMA nodes are the hypervisor's here: have it show GPU and NIC in one node, as they are".to_owned()
         }

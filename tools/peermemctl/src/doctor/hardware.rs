@@ -74,7 +74,7 @@ fn manages_switches(machine: &Machine, nic: &Device) -> bool {
 /// Returns a NIC that is nearer to a GPU than that, and has no RDMA device here.
 pub fn nearer_without_device<'a>(machine: &'a Machine, gpu: &Device, than: Distance) -> Option<&'a Device> {
     let nics = missing(machine).into_iter();
-    nics.min_by_key(|nic| gpu.way_to(nic).distance).filter(|nic| gpu.way_to(nic).distance < than)
+    nics.min_by_key(|nic| gpu.distance_to(nic)).filter(|nic| gpu.distance_to(nic) < than)
 }
 
 /// The cure where a container was given a NIC, and not the one that belongs to its GPU.
@@ -94,7 +94,7 @@ fn nearest_of<'a>(
     is_meant: impl Fn(&RdmaDevice) -> bool,
 ) -> Option<&'a RdmaDevice> {
     let nics = machine.rdma.iter().filter(|nic| !nic.software && is_meant(nic));
-    let nics = nics.filter_map(|nic| Some((gpu.way_to(machine.pci(nic.pci.as_deref()?)?).distance, nic)));
+    let nics = nics.filter_map(|nic| Some((gpu.distance_to(machine.pci(nic.pci.as_deref()?)?), nic)));
     let near = nics.filter(|(distance, _)| *distance < than && *distance <= within);
     near.min_by_key(|(distance, _)| *distance).map(|(_, nic)| nic)
 }
@@ -133,7 +133,7 @@ pub fn nearer_unbound<'a>(
         alike.find_map(|other| other.driver.clone())
     };
     let mut near = machine.devices.iter().filter(|nic| nic.kind() >> 8 == 2).filter(is_unbound).filter(|nic| {
-        let distance = gpu.way_to(nic).distance;
+        let distance = gpu.distance_to(nic);
         distance < than && distance <= within
     });
     let (nic, driver) = near.find_map(|nic| Some((nic, driver_of_its_like(nic)?)))?;
@@ -206,6 +206,12 @@ pub fn nearer_lost(machine: &Machine, gpu: &Device, than: Distance) -> Option<St
 /// Returns the NICs that should have an RDMA device here, and have none: all, where devices are seen in
 /// their own network namespace only, else those whose like has one.
 fn missing<'a>(machine: &'a Machine) -> Vec<&'a Device> {
+    let found = || look_for_missing(machine).into_iter().map(|nic| nic.address.clone()).collect();
+    // Each pair of GPU and NIC asks.
+    machine.given.without_device.get_or_init(found).iter().filter_map(|address| machine.pci(address)).collect()
+}
+
+fn look_for_missing<'a>(machine: &'a Machine) -> Vec<&'a Device> {
     let alike = |nic: &&Device| {
         let same = |other: &Device| (other.vendor, other.device) == (nic.vendor, nic.device);
         machine.rdma.iter().filter_map(|device| machine.pci(device.pci.as_deref()?)).any(same)
@@ -780,7 +786,7 @@ pub fn spare(machine: &Machine, device: &RdmaDevice) -> Option<&'static str> {
         return Some("another port of its card is");
     }
     let gpus = machine.gpus();
-    let is_nearer = |gpu: &&Device| active.iter().any(|nic| gpu.way_to(nic).distance < gpu.way_to(at).distance);
+    let is_nearer = |gpu: &&Device| active.iter().any(|nic| gpu.distance_to(nic) < gpu.distance_to(at));
     (!gpus.is_empty() && gpus.iter().all(is_nearer)).then_some("each GPU has a nearer NIC")
 }
 

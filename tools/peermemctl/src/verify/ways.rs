@@ -206,7 +206,7 @@ pub fn expected(machine: &Machine, gpus: &[&Device], nics: &[&RdmaDevice]) -> Ve
 }
 
 fn distance(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Option<Distance> {
-    Some(gpu.way_to(machine.pci(nic.pci.as_deref()?)?).distance)
+    Some(gpu.distance_to(machine.pci(nic.pci.as_deref()?)?))
 }
 
 /// Says what NCCL does with a GPU and a NIC, in a few words.
