@@ -48,7 +48,110 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 531] = [
+static CASES: [Case; 551] = [
+    // What the image of a node, its kind or its modprobe does not have.
+    case(
+        "public-fabric-modules-not-installed",
+        (2, 1),
+        &[
+            "for which mlx5_ib and ib_umad are missing: modprobe mlx5_ib && modprobe ib_umad",
+            "install linux-modules-extra-7.2.13",
+            "systemctl restart nvidia-fabricmanager",
+        ],
+        &["this is a virtual machine that shows no NVSwitches", "by default: yes"],
+    ),
+    case(
+        "public-fabric-without-umad",
+        (2, 1),
+        &["for which ib_umad is missing: modprobe ib_umad", "systemctl restart nvidia-fabricmanager"],
+        &["install nvidia-fabricmanager", "linux-modules-extra", "modprobe mlx5_ib"],
+    ),
+    case("public-fabric-with-umad", (2, 1), &["install nvidia-fabricmanager"], &["modprobe ib_umad"]),
+    case(
+        "public-talos-without-umad",
+        (2, 1),
+        &["machine.kernel.modules of the machine configuration", "for which ib_umad is missing"],
+        &["systemctl", "add the system extension nvidia-fabricmanager"],
+    ),
+    case(
+        "public-efa-g7e",
+        (2, 1),
+        &["instances of type g7e.8xlarge lets no EFA reach GPU memory"],
+        &["modprobe nvidia-peermem", "by default: yes"],
+    ),
+    case(
+        "public-sles-unsupported",
+        (1, 0),
+        &[
+            "modprobe says \"module is unsupported\"",
+            "Begin with: write 'allow_unsupported_modules 1' in the place of that line in /etc/modprobe.d/10-unsupported-modules.conf, then modprobe nvidia-peermem",
+        ],
+        &["Begin with: modprobe"],
+    ),
+    case("public-sles-supported", (1, 0), &["fix: modprobe nvidia-peermem"], &["unsupported"]),
+    case(
+        "public-proxmox",
+        (1, 0),
+        &["in /etc/kernel/cmdline, then proxmox-boot-tool refresh"],
+        &["kernel-install", "update-grub"],
+    ),
+    case("public-pod-on-gvnic", (2, 1), &["take a machine type with RDMA NICs"], &["--device=/dev/infiniband"]),
+    case(
+        "public-pod-on-ena",
+        (2, 1),
+        &["attach a network interface of type EFA to this instance"],
+        &["--device=/dev/infiniband"],
+    ),
+    case(
+        "public-pod-without-nic",
+        (2, 1),
+        &["run this container on a node with an RDMA NIC"],
+        &["--device=/dev/infiniband", "install an RDMA NIC"],
+    ),
+    case(
+        "public-harvester",
+        (1, 0),
+        &["SLE Micro for Rancher is an image that is not changed in place", "have the image bring the module"],
+        &["make install", "transactional-update"],
+    ),
+    case(
+        "public-stub-prebuilt",
+        (2, 1),
+        &["have DKMS build the GPU driver beside the RDMA stack", "nvidia-dkms-*"],
+        &["install the GPU driver again"],
+    ),
+    case(
+        "public-ofed-container-unloaded",
+        (1, 0),
+        &["which holds until the container of DOCA-OFED loads its core again", "packaging/container"],
+        &["driver pod"],
+    ),
+    case(
+        "public-charliecloud-memlock",
+        (1, 0),
+        &["a container that is started without a daemon (Charliecloud) passes on the limit of the shell or job that starts it"],
+        &["docker run", "Kubernetes"],
+    ),
+    case(
+        "public-kairos",
+        (1, 0),
+        &["Kairos is an image that is not changed in place", "have the image bring the module"],
+        &["make install"],
+    ),
+    case(
+        "public-nova",
+        (2, 1),
+        &["belongs to the driver NovaCore", "blacklist nova_core", "update-initramfs -u, dracut -f"],
+        &["/unbind", "blacklist nouveau"],
+    ),
+    case(
+        "public-amd",
+        (2, 1),
+        &["no GPU of NVIDIA's in this machine, but one of AMD's", "Begin with: ask AMD's own tools"],
+        &["dma-buf: yes"],
+    ),
+    case("public-roce-two-gids", (0, 0), &["NCCL: GPUDirect by default: yes"], &["fix:"]),
+    case("public-pvrdma", (2, 1), &["vmw_pvrdma does not register dma-bufs"], &["dma-buf: yes", "or use dma-buf"]),
     case(
         "public-talos-refused",
         (1, 0),
@@ -2139,10 +2242,82 @@ fn mooncake_takes_the_way_that_its_variable_names() {
         ("one-pair", "env MC_FORCE_TCP=0 ./t", ": unknown"),
         ("one-pair", "env MC_FORCE_TCP=1 MC_FORCE_HCA=1 ./t", ": yes"),
         ("one-pair", "env MC_MS_FILTERS=mlx5_7 ./t", ": unknown"),
+        ("one-pair", "env MC_FORCE_MNNVL=False ./t", ": unknown, MC_FORCE_MNNVL has builds with NVLink"),
+        // What has a configuration of its own (sgl-project/rbg#272), and what connectors are told.
+        ("one-pair", "env MOONCAKE_PROTOCOL=tcp ./t", ": unknown, MOONCAKE_PROTOCOL=tcp has it move data by tcp"),
+        ("one-pair", "env MOONCAKE_PROTOCOL=rdma ./t", ": yes"),
+        (
+            "one-pair",
+            "env MOONCAKE_DEVICE=mlx5_7 MOONCAKE_PROTOCOL=rdma ./t",
+            ": unknown, MOONCAKE_DEVICE names other NICs",
+        ),
+        ("one-pair", "env MOONCAKE_CONFIG_PATH=/etc/mooncake.json ./t", ": unknown"),
+        ("one-pair", "python3 -m sglang.launch_server --disaggregation-ib-device mlx5_7", ": unknown"),
+        ("one-pair", "python3 -m sglang.launch_server --disaggregation-ib-device=mlx5_0", ": yes"),
+        (
+            "one-pair",
+            "vllm serve m --kv-transfer-config {\"x\":{\"mooncake_protocol\":\"tcp\"}}",
+            "\"mooncake_protocol\\\": \\\"rdma",
+        ),
+        ("one-pair", "vllm serve m --kv-transfer-config {\"x\":{\"mooncake_protocol\":\"rdma\"}}", ": yes"),
+        ("one-pair", "vllm serve m --kv-transfer-config {\"x\":{\"mooncake_protocol\":\"efa\"}}", ": unknown"),
         ("public-no-odp", "env WITH_NVIDIA_PEERMEM=0 ./t", "CONFIG_INFINIBAND_ON_DEMAND_PAGING"),
     ] {
         let said = said(tree, line);
         assert!(said.contains(wanted), "{tree} {line}: {said}");
+    }
+}
+
+/// The file of Mooncake's configuration tells its protocol, which is TCP where it tells none.
+#[test]
+fn mooncake_goes_by_the_protocol_of_its_file() {
+    for (text, wanted) in [
+        ("{\"protocol\": \"rdma\"}", ": yes"),
+        ("{\"protocol\": \"tcp\"}", "has it move data by tcp"),
+        ("{}", "has it move data by tcp"),
+        ("protocol = rdma", "is not understood"),
+    ] {
+        let dir = changed("one-pair", &[("etc/mooncake.json", text.as_bytes())]);
+        let command = ["-j", "doctor", "--", "env", "MOONCAKE_CONFIG_PATH=/etc/mooncake.json", "./t"];
+        let (_, said) = said_of(&run(dir.path(), &command), "consumers.mooncake");
+        assert!(said.contains(wanted), "{text}: {said}");
+    }
+}
+
+/// A GID that a NIC does not have connects nothing (kvcache-ai/Mooncake#3538). A recording has the first GID alone.
+#[test]
+fn a_variable_may_name_a_gid_that_is_not_there() {
+    for (id, variable) in [
+        ("consumers.nccl", "NCCL_IB_GID_INDEX"),
+        ("consumers.gin", "NCCL_IB_GID_INDEX"),
+        ("consumers.nvshmem", "NVSHMEM_IB_GID_INDEX"),
+        ("consumers.ucx", "UCX_IB_GID_INDEX"),
+        ("consumers.mooncake", "MC_GID_INDEX"),
+    ] {
+        for (tree, value, wanted) in [
+            ("public-roce-two-gids", "3", false),
+            ("public-roce-two-gids", "9", false),
+            ("public-roce-two-gids", "1", true),
+            ("public-roce-two-gids", "-1", true),
+            ("one-pair", "3", true),
+        ] {
+            let said = of_command(tree, id, &["env", &format!("{variable}={value}"), "./t"]).1;
+            assert_eq!(said.contains(": yes"), wanted, "{tree} {variable}={value}: {said}");
+            let cure = format!("unset {variable}; mlx5_0 has GIDs of the numbers 0, 1");
+            assert!(wanted || said.contains(&cure), "{tree} {variable}={value}: {said}");
+        }
+    }
+}
+
+/// Versions of libfabric do not know GPU memory with an EFA whose RDMA they are told to leave out.
+#[test]
+fn an_efa_without_its_rdma_is_unknown() {
+    let plugin = "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so";
+    let dir = changed("public-efa", &[(plugin, b"".as_slice())]);
+    for (value, wanted) in [("1", ": yes"), ("0", ": unknown, FI_EFA_USE_DEVICE_RDMA=0")] {
+        let set = format!("FI_EFA_USE_DEVICE_RDMA={value}");
+        let (_, said) = said_of(&run(dir.path(), &["-j", "doctor", "--", "env", &set, "./t"]), "consumers.nccl");
+        assert!(said.contains(wanted), "{value}: {said}");
     }
 }
 
