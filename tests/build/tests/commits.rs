@@ -70,7 +70,9 @@ fn the_commits_that_the_page_of_findings_names_are_in_this_history() {
     let commits = named(&page);
     assert!(!commits.is_empty(), "the page names no commit");
     let is_ancestor = |commit: &&str| {
-        run(Command::new("git").args(["merge-base", "--is-ancestor", commit, "HEAD"]).current_dir(repository())).ok
+        let mut git = Command::new("git");
+        git.args(["merge-base", "--is-ancestor", commit, "HEAD"]).current_dir(repository());
+        git.status().is_ok_and(|status| status.success())
     };
     let missing: Vec<&str> = commits.into_iter().filter(|commit| !is_ancestor(commit)).collect();
     assert!(missing.is_empty(), "docs/results/user-findings.md names what is no commit of this history: {missing:?}");
