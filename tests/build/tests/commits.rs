@@ -29,7 +29,9 @@ fn wrong(message: &str) -> Option<String> {
     // A body begins after an empty line; trailers, such as a sign-off, are none.
     let is_trailer = |line: &str| {
         let (key, _) = line.split_once(": ").unwrap_or_default();
-        key == "Fixes" || (key.contains('-') && !key.contains(' '))
+        let is_word = |c: char| c.is_ascii_alphabetic() || c == '-';
+        key == "Fixes"
+            || (key.contains('-') && key.starts_with(|c: char| c.is_ascii_uppercase()) && key.chars().all(is_word))
     };
     let says = |line: &str| !line.is_empty() && !is_trailer(line);
     (!body.lines().any(says)).then(|| format!("{subject:?} has no body that says why"))
@@ -92,4 +94,5 @@ fn a_long_subject_and_a_missing_body_are_found() {
     assert!(wrong(&format!("scope: {}\n\nBecause.", "x".repeat(SUBJECT))).is_some());
     let trailers = "scope: do it\n\nFixes: 26b27100\nSigned-off-by: A <a@b>";
     assert!(wrong("scope: do it").is_some() && wrong(trailers).is_some());
+    assert_eq!(wrong("scope: do it\n\naws-ofi-nccl#1057: it is slow."), None);
 }

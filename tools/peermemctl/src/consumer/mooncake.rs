@@ -21,7 +21,7 @@ const DEVICES: &str = "MOONCAKE_DEVICE";
 pub const VLLM_PROTOCOL: &str = "mooncake_protocol";
 pub const SGLANG_DEVICES: &str = "--disaggregation-ib-device";
 const RDMA: &str = "rdma";
-/// The variables that have it take NVLink, where it was built so (docs/source/getting_started/supported-protocols.md).
+/// The variables that have it take NVLink, where it was built so (Mooncake's page on supported protocols).
 const NVLINK: [&str; 2] = ["MC_FORCE_MNNVL", "MC_INTRANODE_NVLINK"];
 
 pub const MOONCAKE: Consumer = Consumer {
