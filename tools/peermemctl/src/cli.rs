@@ -267,3 +267,18 @@ fn exit_codes(command: &str) -> String {
         manual::exit_status(command).iter().map(|(code, what)| format!("{code} {}", what.trim_end_matches('.')));
     format!("Exit codes: {}.", codes.collect::<Vec<_>>().join("; "))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_storm_takes_ten_minutes_unless_another_time_is_given() {
+        let seconds = |words: &[&str]| {
+            let found = parser().try_get_matches_from([&["peermemctl", "verify", "--module"], words].concat()).unwrap();
+            found.subcommand_matches("verify").unwrap().get_one::<u64>("storm").copied()
+        };
+        assert_eq!(seconds(&[]), Some(600));
+        assert_eq!(seconds(&["--storm", "60"]), Some(60));
+    }
+}

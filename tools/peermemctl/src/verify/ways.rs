@@ -74,6 +74,19 @@ impl Plan<'_> {
         Duration::from_secs(if self.depth == Depth::Quick { 3 } else { 10 })
     }
 
+    /// Returns the time after which a call that has not returned is written down.
+    fn longest_call(&self) -> Duration {
+        self.patience() * 3
+    }
+
+    /// Returns how many rounds make a figure of bandwidth, and how long each of them takes.
+    fn rounds(&self) -> (usize, Duration) {
+        match self.depth {
+            Depth::Rates => (5, Duration::from_millis(60)),
+            _ => (1, Duration::from_millis(40)),
+        }
+    }
+
     fn asks_for(&self, word: WayWord) -> bool {
         self.words.contains(&word) || self.words.contains(&WayWord::All)
     }
@@ -85,7 +98,7 @@ fn wanted(machine: &Machine, plan: &Plan, gpu: &Device, nic: &RdmaDevice) -> Vec
         let asked = plan.asks_for(word);
         let judged = move |way: Way| {
             let no = way::possible(machine, gpu, nic, way);
-            // What is asked for is tried, whatever is said of it.
+            // Each requested way is tried, even if doctor expects it to fail.
             let because = (!asked && no.is_no()).then(|| no.because().to_owned());
             (way, because)
         };
@@ -165,7 +178,7 @@ pub fn run(
                         let id = format!("{}, GPU {} with {}", way.text(), gpu.address, nic.name);
                         let mut all = verify.clone();
                         all.pairs.extend(pairs.iter().cloned());
-                        watchdog.begin(all, id, plan.patience() * 3);
+                        watchdog.begin(all, id, plan.longest_call());
                         let target = Target { machine, gpu, nic, way, opened, verbs: &verbs, plan };
                         let done = target.tried(&mut learned);
                         watchdog.end();
@@ -429,10 +442,7 @@ impl Target<'_> {
             }
         };
         let link = domain.pair(port)?.within(self.plan.patience());
-        let (rounds, span) = match self.plan.depth {
-            Depth::Rates => (5, Duration::from_millis(60)),
-            _ => (1, Duration::from_millis(40)),
-        };
+        let (rounds, span) = self.plan.rounds();
         let one = |from, to| -> Result<f64> {
             let start = Instant::now();
             link.write(from, to, PIECE)?;
@@ -450,7 +460,7 @@ impl Target<'_> {
         let link_limit = speed::limit(self.machine, self.gpu, self.nic);
         // What is slow is measured again, with the NIC alone beside it: the machine may be busy.
         let mut known = learned.host.get(&self.nic.name).copied();
-        for _ in 0..TRIES {
+        while_slow(|| {
             let by_host = match known.take() {
                 Some(known) => known,
                 None => rate((&ours, at), (&ours, at + MOVED as u64)).context("between two places of host memory")?.0,
@@ -465,23 +475,36 @@ impl Target<'_> {
                 .filter(|(limit, _)| *limit < by_host)
                 .unwrap_or((by_host, "what the NIC moves between two places of host memory".to_owned()));
             (found.limit, found.limit_by) = (Some(limit), Some(by));
-            if found.slower().is_some_and(|slower| slower >= SLOW * limit) {
-                break;
-            }
-        }
-        Ok(())
+            Ok(found.slower().is_none_or(|slower| is_slow(slower, limit)))
+        })
     }
 
     /// Adds a warning to a way that works and is slow.
     fn judge_speed(&self, found: &mut VerifyWay) {
         let Some(slower) = found.slower() else { return };
         let (limit, by) = (found.limit.unwrap_or_default(), found.limit_by.clone().unwrap_or_default());
-        if slower < SLOW * limit {
+        if is_slow(slower, limit) {
             found.level = found.level.max(Level::Warn);
             let said = format!("slow: {:.2} GB/s of {:.2} ({by})", slower / 1e9, limit / 1e9);
             found.message = Some(found.message.take().map_or(said.clone(), |other| format!("{other}; {said}")));
         }
     }
+}
+
+/// Returns whether a way is slow that moves so many bytes in a second, where the link could move
+/// `limit`.
+fn is_slow(rate: f64, limit: f64) -> bool {
+    rate < SLOW * limit
+}
+
+/// Measures again as long as the measurement says that the way is slow, but not for ever.
+fn while_slow(mut measure: impl FnMut() -> Result<bool>) -> Result<()> {
+    for _ in 0..TRIES {
+        if !measure()? {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Returns the median of rounds, and how far they lie apart as a part of the median. The latter is
@@ -606,5 +629,44 @@ mod tests {
         assert_eq!(middle(vec![10.0, 12.0, 9.0, 11.0, 10.0]), Some((10.0, Some(0.3))));
         assert_eq!(middle(vec![5.0]), Some((5.0, None)));
         assert_eq!(middle(Vec::new()), None);
+    }
+
+    fn plan(depth: Depth) -> Plan<'static> {
+        Plan { words: &[], depth, until: Instant::now(), seed: 1 }
+    }
+
+    #[test]
+    fn a_nic_that_hangs_costs_ten_seconds_or_three_and_a_call_three_times_that() {
+        let seconds = |depth| [plan(depth).patience().as_secs(), plan(depth).longest_call().as_secs()];
+        assert_eq!(seconds(Depth::Normal), [10, 30]);
+        assert_eq!(seconds(Depth::Rates), [10, 30]);
+        assert_eq!(seconds(Depth::Quick), [3, 9]);
+    }
+
+    #[test]
+    fn a_matrix_has_medians_of_five_rounds() {
+        assert_eq!(plan(Depth::Rates).rounds().0, 5);
+    }
+
+    #[test]
+    fn slow_is_below_half() {
+        assert!(!is_slow(12.5e9, 25e9));
+        assert!(is_slow(12.49e9, 25e9));
+    }
+
+    #[test]
+    fn what_is_slow_is_measured_three_times() {
+        let times = |slow: fn(usize) -> bool| {
+            let mut times = 0;
+            while_slow(|| {
+                times += 1;
+                Ok(slow(times))
+            })
+            .unwrap();
+            times
+        };
+        assert_eq!(times(|_| true), 3);
+        assert_eq!(times(|time| time < 2), 2);
+        assert_eq!(times(|_| false), 1);
     }
 }
