@@ -25,7 +25,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "setting.unread",
         "What of /proc and /sys could not be read.",
-        "What is not known is never taken for a yes or a no.",
+        "Missing facts lead to an unknown verdict, never to yes or no.",
     ),
     entry(
         "gpus.present",
@@ -129,7 +129,7 @@ pub const CHECKS: [Entry; 80] = [
     ),
     entry(
         "module.taint",
-        "What the kernel holds against itself.",
+        "The kernel's taint flags.",
         "After a fault (oops) a process may hold locks for ever, and only a reboot ends that.",
     ),
     entry(
@@ -205,7 +205,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "gpus.bar1",
         "How large BAR1 is, through which NICs reach video memory, and how much of it is in use.",
-        "The GPU driver grants a pin only if the pin's length and 36 MiB more are left. nvidia-smi tells of all users, the module of its own.",
+        "The GPU driver grants a pin only if the pin's length and 36 MiB more are left. nvidia-smi shows the use by all clients, the module only its own.",
     ),
     entry(
         "gpus.shared",
@@ -214,8 +214,8 @@ pub const CHECKS: [Entry; 80] = [
     ),
     entry(
         "gpus.coherent",
-        "Whether a GPU hangs at a Grace processor by NVLink-C2C.",
-        "Its memory is the CPU's, too. The GPU driver maps it for NICs, for persistent pins only. Data Direct of ConnectX-8 goes beside the CPU, by dma-buf.",
+        "Whether a GPU is attached to a Grace CPU by NVLink-C2C.",
+        "Its memory is the CPU's, too. The GPU driver maps it for NICs, for persistent pins only. Data Direct of a ConnectX-8 bypasses the CPU. It needs dma-buf.",
     ),
     entry(
         "gpus.fabric",
@@ -230,7 +230,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "gpus.recovery",
         "Whether the GPU driver asks for a reset, a reboot or a drain after a fault of a GPU (GPU Recovery Action of nvidia-smi -q).",
-        "The kernel log that told of the fault may be gone, or not to be read.",
+        "The log line about the fault may be gone or unreadable.",
     ),
     entry(
         "gpus.nodes",
@@ -255,7 +255,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "fabric.distance",
         "The nearest NIC of each GPU, in nvidia-smi's codes.",
-        "Through the CPUs, transfers reach a fraction of the speed. How far each application goes is told by consumers.*.",
+        "Through the CPUs, transfers reach a fraction of the speed. consumers.* shows the distance that each application accepts.",
     ),
     entry(
         "fabric.acs",
@@ -320,7 +320,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "log.hung",
         "Tasks that wait below a free callback of nvidia_peermem, gdrdrv, nvidia_fs or another client, or in the GPU driver: their stacks, and the kernel log.",
-        "A task below a free callback, and one that takes away a GPU whose memory is pinned, holds the GPU driver's lock, so every CUDA call hangs, and no kill ends it. rmmod would hang, too.",
+        "A task below a free callback holds the GPU driver's lock. So does a task that removes a GPU with pinned memory. Every CUDA call then hangs, and no kill ends it. rmmod would hang, too.",
     ),
     entry(
         "log.fault",

@@ -49,7 +49,7 @@ impl Outcome {
         }
     }
 
-    /// Returns whether it is usable; `None` if that cannot be told.
+    /// Returns whether it is usable; `None` if that is unknown.
     pub fn usable(self) -> Option<bool> {
         match self {
             Self::Usable | Self::UsableWithWarnings => Some(true),

@@ -521,7 +521,7 @@ pub fn nic_takes_dma_buf(machine: &Machine, nic: &RdmaDevice) -> Judged {
     if let no @ Judged::No(_) = mlx5_can(machine, nic) {
         return no;
     }
-    // What is loaded decides; a file may be of another build.
+    // The loaded module decides; the file may be from another build.
     let is_its = |(symbol, owner): (&String, &Option<String>)| {
         symbol.ends_with(REGISTERS_DMA_BUF) && owner.as_deref() == Some(module)
     };

@@ -196,7 +196,7 @@ fn every_cure_fits_every_kind_of_machine() {
         recorded::unpack(&tree, dir.path()).unwrap();
         let root = Root::new(dir.path());
         let environment = Environment::own(&root);
-        // What keeps programs from a way is in few trees; NICs and GPUs are varied there.
+        // Few trees have a blocked way. For these trees the test varies NICs and GPUs.
         const VARIED: [&str; 7] = [
             "one-pair",
             "acs-redirect",

@@ -497,7 +497,7 @@ static CASES: [Case; 551] = [
     case("public-two-ports", (0, 0), &["another port of its card is"], &["plug in the cable"]),
     case("public-thor-with-gpu", (0, 0), &["another GPU here has its own"], &["fix:"]),
     case("public-nouveau", (2, 1), &["blacklist nouveau"], &["nouveau/unbind"]),
-    // Of pairs that the GPU driver refuses, whichever way.
+    // Pairs that the GPU driver refuses, whichever way.
     case(
         "refused-topology",
         (2, 1),
@@ -810,7 +810,7 @@ static CASES: [Case; 551] = [
         &["NCCL before 2.23 looks only at /sys/kernel/mm/memory_peers", "NCCL: GPUDirect by default: yes"],
         &[],
     ),
-    // Of the GPU driver's refusals of a dma-buf, as nv-dmabuf.c and nv-pci.c of 580 and 595 write them.
+    // The GPU driver's refusals of a dma-buf, as nv-dmabuf.c and nv-pci.c of 580 and 595 write them.
     case(
         "public-dma-buf-importer",
         (1, 0),
@@ -838,7 +838,7 @@ static CASES: [Case; 551] = [
         &["forced PCIe: no, because GPU 0000:19:00.0 has no coherent link", "dma-buf: yes, 1 of 1 pair", "flags 0"],
         &["does not approve of where", "write options nvidia"],
     ),
-    // Of the kernel log.
+    // The kernel log.
     case(
         "public-hung-mlx5-invalidate",
         (2, 1),
@@ -868,7 +868,7 @@ static CASES: [Case; 551] = [
     case("public-pcie-port", (1, 0), &["PCIe lost transfers of mlx5_0 by"], &[]),
     case("public-pcie-contained", (1, 0), &["PCIe lost transfers of mlx5_0", "GPU 0000:19:00.0 by"], &[]),
     case("public-pcie-recovered", (0, 0), &[], &["PCIe lost"]),
-    // Of locked memory: other batch systems, containers and managers.
+    // Locked memory: other batch systems, containers and managers.
     case(
         "public-memlock-pbs",
         (1, 0),
@@ -888,7 +888,7 @@ static CASES: [Case; 551] = [
         &["crio.service", "no file of a container raises it"],
         &["Slurm", "log in again", "podman"],
     ),
-    // Of settings: systems that are images, boards that NVIDIA does not name, other loaders and hypervisors.
+    // Settings: systems that are images, boards that NVIDIA does not name, other loaders and hypervisors.
     case(
         "public-talos",
         (1, 0),
@@ -909,7 +909,7 @@ static CASES: [Case; 551] = [
     ),
     case("public-autoload-drop-in", (0, 0), &["loaded at boot by peermem.conf"], &["nothing loads"]),
     case("public-vm-cloud-hypervisor", (0, 0), &["a virtual machine (Cloud Hypervisor"], &["fix:"]),
-    // Of what comes from containers, and of an OFED that another kernel has.
+    // What comes from containers, and of an OFED that another kernel has.
     case(
         "public-core-replaced",
         (3, 2),
@@ -926,21 +926,21 @@ static CASES: [Case; 551] = [
         ],
         &["doca-ofed", "Begin with: make"],
     ),
-    // Of memory that cannot be pinned: the way to it is too narrow.
+    // Memory that cannot be pinned: the way to it is too narrow.
     case(
         "public-small-bar1",
         (1, 0),
         &["256 MiB of BAR1", "registrations of more than 220 MiB together fail", "use a GPU with a larger BAR1"],
         &["BAR1 is full", "end or shrink", "Resizable BAR"],
     ),
-    // Of drivers that are known to be bad.
+    // Drivers that are known to be bad.
     case(
         "public-64k-without-huge-pages",
         (1, 0),
         &["#1269", "pages of 64 KiB, by /boot/config-7.2.13", "install driver 580"],
         &[],
     ),
-    // Of resets.
+    // Resets.
     case(
         "public-reset-by-operator",
         (1, 0),
@@ -971,14 +971,14 @@ static CASES: [Case; 551] = [
         &["the driver says: Drain P2P", "GPU Recovery Action"],
         &["nvidia-smi -r", "reboot", "uncontained"],
     ),
-    // Of GPUs that share the CPU's memory.
+    // GPUs that share the CPU's memory.
     case(
         "public-gb10-container",
         (2, 1),
         &["in a container", "shares the CPU's memory", "cudaHostAlloc()", "no module is needed"],
         &["make install", "modprobe nvidia-peermem", "by default: yes"],
     ),
-    // Of NICs that are elsewhere, or have no way.
+    // NICs that are elsewhere, or have no way.
     case(
         "public-efa-without-gpudirect",
         (2, 1),
@@ -1003,11 +1003,11 @@ static CASES: [Case; 551] = [
         &["set NVSHMEM_HCA_PREFIX=roce, which 3.4.5 and later know", "rdma dev set roce_rail1 name mlx5_N"],
         &["fix:"],
     ),
-    // Of what drivers of NICs write.
+    // What drivers of NICs write.
     case("public-nic-recovered", (0, 0), &[], &["not healthy", "fix:"]),
     case("public-irdma-critical", (1, 0), &["ice reported that 0000:18:00.0 is not healthy"], &["mlxfwreset"]),
     case("public-bnxt-stalled", (1, 0), &["bnxt_en reported that 0000:18:00.0 is not healthy"], &["mlxfwreset"]),
-    // Of the tree before: driver 595 with pages of 64 KiB, a node without the API, coherent memory.
+    // The tree before: driver 595 with pages of 64 KiB, a node without the API, coherent memory.
     case("gb200", (1, 0), &["open-gpu-kernel-modules#1269", "install driver 580"], &[]),
     case("no-api", (0, 0), &["has no peer-memory API", "dma-buf: yes, 1 of 1 pair"], &["doca-ofed", "fix:"]),
     // All else would be for nothing without a device, and nothing else is missing with one.
@@ -1024,7 +1024,7 @@ static CASES: [Case; 551] = [
         &["Begin with: modprobe nvidia-peermem"],
         &["libfabric: GPUDirect by default: yes"],
     ),
-    // Of boards and systems whose GPU shares the CPU's memory, or is Windows's.
+    // Boards and systems whose GPU shares the CPU's memory, or is Windows's.
     case(
         "public-gb10-without-module",
         (2, 1),
@@ -1055,7 +1055,7 @@ static CASES: [Case; 551] = [
         &["is a board whose name nothing tells here", "peermemctl selftest tries it"],
         &["peer memory: yes", "GPUDirect by default: yes", "GeForce", "fix:"],
     ),
-    // Of the names of RDMA devices.
+    // The names of RDMA devices.
     case(
         "public-roce-name",
         (0, 0),
@@ -1067,7 +1067,7 @@ static CASES: [Case; 551] = [
     ),
     case("public-name-of-digits", (0, 0), &["not 0rail: set NVSHMEM_HCA_PREFIX=0rail, which"], &["fix:"]),
     case("public-smi-name", (1, 0), &["names begin with smi, as smi0 does", "set NVSHMEM_HCA_PREFIX=smi0"], &[]),
-    // Of what keeps the module out, and of what the loader says.
+    // What keeps the module out, and of what the loader says.
     case(
         "public-blacklisted-at-boot",
         (2, 1),
@@ -1105,7 +1105,7 @@ static CASES: [Case; 551] = [
         &["Begin with: modprobe nvidia-peermem"],
         &["told to refuse", "out of module_blacklist"],
     ),
-    // Of what loads the module at boot.
+    // What loads the module at boot.
     case(
         "public-autoload-template",
         (0, 0),
@@ -1116,7 +1116,7 @@ static CASES: [Case; 551] = [
     case("public-autoload-script", (0, 0), &["loaded at boot by gdr.service"], &["nothing loads"]),
     case("public-autoload-shell", (0, 0), &["loaded at boot by gdr.service"], &["nothing loads"]),
     case("public-autoload-cron", (0, 0), &["@reboot root /sbin/modprobe nvidia-peermem"], &["nothing loads"]),
-    // Of locked memory: each manager has its own cure.
+    // Locked memory: each manager has its own cure.
     case(
         "public-memlock-ecs",
         (1, 0),
@@ -1139,7 +1139,7 @@ static CASES: [Case; 551] = [
         &["podman run --ulimit memlock=-1:-1", "the hard limit of the user who starts it"],
         &["docker run", "containerd"],
     ),
-    // Of systems that are not changed in place.
+    // Systems that are not changed in place.
     case("public-rhcos", (1, 0), &["Red Hat CoreOS is an image"], &["make && make install", "modules-load.d"]),
     case(
         "public-microos",
@@ -1155,7 +1155,7 @@ static CASES: [Case; 551] = [
     ),
     case("public-ostree", (1, 0), &["rpm-ostree install a package"], &["make && make install", "is in its image"]),
     case("public-nixos", (1, 0), &["boot.extraModulePackages", "nixos-rebuild switch"], &["make && make install"]),
-    // Of the kernel log.
+    // The kernel log.
     case("public-xid-nvlink5", (1, 0), &["Xid 149", "follow WORKFLOW_NVLINK5_ERR"], &["one that is over"]),
     case("public-xid-nonfatal", (0, 0), &["Xid 145", "one that is over"], &["fix:"]),
     case(
@@ -1230,7 +1230,7 @@ static CASES: [Case; 551] = [
     case("public-virtual-function", (0, 0), &["peer memory: yes"], &["has fallen off the bus"]),
     case("public-bar1-full-by-smi", (2, 1), &["so every registration fails"], &[]),
     case("public-rminit-over", (0, 0), &["belongs to nvidia.ko"], &["could not be initialised"]),
-    // Of what a container or a sandbox is not shown.
+    // What a container or a sandbox is not shown.
     case(
         "public-container-other-nic",
         (2, 1),
@@ -1256,7 +1256,7 @@ static CASES: [Case; 551] = [
         &["has no driver", "peer memory: yes", "fix:"],
     ),
     case("public-no-ports", (0, 0), &["mlx5_0: its ports cannot be read"], &["plug in the cable", "no port is active"]),
-    // Of UCX's own files.
+    // UCX's own files.
     case(
         "public-ucx-conf",
         (1, 0),
@@ -1272,7 +1272,7 @@ static CASES: [Case; 551] = [
         &["UCX: GPUDirect for this shell: unknown, /etc/ucx/ucx.conf sets UCX_IB_GPU_DIRECT_RDMA in a section"],
         &["UCX: GPUDirect for this shell: yes", "fix:"],
     ),
-    // Of the fabric of NVLink.
+    // The fabric of NVLink.
     case(
         "public-fabric-in-progress",
         (2, 1),
@@ -1303,7 +1303,7 @@ static CASES: [Case; 551] = [
         &["log.xid"],
     ),
     case("public-no-nvlink", (0, 0), &["USABLE"], &["nv-fabricmanager", "fix:"]),
-    // Of symbol versions.
+    // Symbol versions.
     case(
         "public-other-versions",
         (2, 1),
@@ -1320,7 +1320,7 @@ static CASES: [Case; 551] = [
         &["NOT USABLE"],
     ),
     case("public-same-versions", (0, 0), &["was built against the installed ib_core, nvidia"], &["fix:"]),
-    // Of NICs and what they share.
+    // NICs and what they share.
     case(
         "public-ionic",
         (0, 0),
@@ -1351,7 +1351,7 @@ static CASES: [Case; 551] = [
         &["its control groups are of a namespace of their own", "no file of a container raises it"],
         &["> /etc/security/limits.d", "log in again"],
     ),
-    // Of nodes in /dev, and who gives them.
+    // Nodes in /dev, and who gives them.
     case(
         "public-slurm-one-of-eight",
         (0, 0),
@@ -1434,7 +1434,7 @@ static CASES: [Case; 551] = [
     case("public-selinux-service", (1, 0), &["SELinux has this process in inference_t", "ausearch"], &["chmod", "docker"]),
     case("public-container-without-uvm", (2, 1), &["this container has no /dev/nvidia-uvm", "--device=/dev/nvidia-uvm"], &[]),
     case("public-container-with-uvm", (0, 0), &["USABLE"], &["nvidia-uvm:", "fix:"]),
-    // Of RoCE and its addresses.
+    // RoCE and its addresses.
     case(
         "public-roce-pod",
         (1, 0),
@@ -1462,14 +1462,14 @@ static CASES: [Case; 551] = [
         &["[fabric.gid] fix", "hostNetwork"],
     ),
     case("public-roce-one-without-gid", (1, 0), &["mlx5_3 has no GID", "mlx5_4 has a GID"], &["mlx5_2 has no GID"]),
-    // Of ports that are not active.
+    // Ports that are not active.
     case("public-port-init", (1, 0), &["start a subnet manager", "the link is up"], &["plug in the cable"]),
     case("public-port-init-vm", (1, 0), &["start a subnet manager"], &["ip link set"]),
     case("public-port-polling", (1, 0), &["plug in the cable, or switch the port at its other end on"], &["subnet manager"]),
     case("public-port-disabled", (1, 0), &["switch the port on: mlxlink -d mlx5_0"], &["plug in the cable", "subnet manager"]),
     case("public-port-training", (1, 0), &["take another cable or transceiver"], &["subnet manager"]),
     case("public-port-down-ethernet", (1, 0), &["ip link set ens3np0 up"], &["subnet manager"]),
-    // Of limits that are not Slurm's, or those of all.
+    // Limits that are not Slurm's, or those of all.
     case(
         "public-memlock-adopted",
         (1, 0),
@@ -1519,7 +1519,7 @@ static CASES: [Case; 551] = [
         ],
         &["write options nvidia", "GPUDirect by default: yes"],
     ),
-    // Of repairs' siblings.
+    // Cases similar to repaired ones.
     case("public-vgpu-host-mig", (3, 2), &["run this in the virtual machines"], &["-mig 0", "gpus.context] GPU"]),
     case("public-vm-ethernet-beside-infiniband", (1, 0), &["mlx5_0 needs none"], &["give it an address"]),
     case(
@@ -1953,7 +1953,7 @@ static CASES: [Case; 551] = [
     // Files that have NCCL do otherwise.
     case("public-nccl-plugin-of-system", (0, 0), &["NCCL: GPUDirect by default: unknown", "libnccl-net.so by itself"], &["NCCL: GPUDirect by default: yes"]),
     case("public-pod-other-network", (1, 0), &["no NIC that this container was given has a GID in this network namespace"], &["on the PCI bus cannot be read"]),
-    case("public-gvisor", (3, 2), &["whether there is a GPU cannot be told"], &["fix:", "modprobe"]),
+    case("public-gvisor", (3, 2), &["unknown whether there is a GPU"], &["fix:", "modprobe"]),
 ];
 
 #[test]
@@ -2002,7 +2002,7 @@ fn programs_of_services_are_not_read_as_scripts() {
     assert!(!said.contains("setting.unread") && !said.contains("could not be read"), "{said}");
 }
 
-/// Of others no file is read.
+/// peermemctl reads no files of other users.
 #[test]
 fn a_recording_has_the_services_that_are_enabled() {
     const SCRIPT: &[u8] = b"#!/bin/sh\nmodprobe nvidia-peermem\n";

@@ -254,7 +254,7 @@ fn help_fits_100_columns() {
 fn nobody_who_reads_is_no_error() {
     let dir = unpacked("healthy");
     for command in COMMANDS.into_iter().chain([&["watch"][..]]) {
-        // What was somebody's stdin, after that somebody has ended.
+        // A pipe that was a process's stdin, after that process has ended.
         let mut reader = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
         let pipe = reader.stdin.take().unwrap();
         reader.wait().unwrap();
@@ -301,7 +301,7 @@ fn check(dir: &Path, id: &str) -> Value {
     checks.find(|check| check["id"] == id).cloned().unwrap_or_else(|| panic!("no {id}: {report:#}"))
 }
 
-/// What the closed driver refused is told in two sections, which send nobody two ways.
+/// Two sections report the closed driver's refusal, and both give the same fix.
 #[test]
 fn one_cause_has_one_fix() {
     let output = peermemctl(&unpacked("closed-flavour"), &["doctor", "--json"]);
@@ -610,7 +610,7 @@ fn an_integrated_gpu_needs_no_module() {
     );
 }
 
-/// As somebody else than root sees a machine: the first 64 bytes of each configuration space.
+/// Without root, only the first 64 bytes of each configuration space are readable.
 #[test]
 fn what_nobody_but_root_may_read_of_a_device_is_said() {
     let dir = unpack("healthy-switch");
@@ -625,7 +625,7 @@ fn what_nobody_but_root_may_read_of_a_device_is_said() {
         }
     }
     let check = ordering(dir.path());
-    assert!(check["level"] == "SKIP" && check["message"].as_str().unwrap().contains("told to root only"), "{check}");
+    assert!(check["level"] == "SKIP" && check["message"].as_str().unwrap().contains("only root can read"), "{check}");
 }
 
 /// A recorded machine where users may lock 64 KiB, looked at by somebody whom that does not bind,
@@ -820,7 +820,7 @@ fn nccl_goes_as_far_as_it_is_told() {
         level == "WARN" && message.contains("P2C apart") && fix == "set NCCL_NET_GDR_LEVEL=P2C",
         "{message}: {fix}"
     );
-    // What a near pair may do, a far one may not.
+    // A distant pair is refused what a near pair is allowed.
     let report: Value = serde_json::from_slice(&peermemctl(&unpacked("hgx"), &["-j", "doctor"]).stdout).unwrap();
     let pairs = report["pairs"].as_array().unwrap();
     let direct = |name: &str| {

@@ -19,7 +19,7 @@ fn ran(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The folder of the stand-ins, and the program.
+/// Returns the folder of the stand-ins, and the program.
 fn built() -> &'static (PathBuf, PathBuf) {
     static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -64,14 +64,14 @@ impl Rig {
         self
     }
 
-    /// With the preload library installed.
+    /// Installs the preload library.
     fn with_preload(self) -> Self {
         std::fs::create_dir_all(self.root.path().join("usr/lib")).unwrap();
         std::fs::copy(built().0.join("preload.so"), self.root.path().join("usr/lib/libgpumr-preload.so")).unwrap();
         self
     }
 
-    /// As many NICs as the recorded machine has.
+    /// Gives the rig all NICs of the recorded machine.
     fn with_all_nics(self) -> Self {
         let names = std::fs::read_dir(self.root.path().join("sys/class/infiniband")).unwrap();
         let names: Vec<String> = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -86,7 +86,7 @@ impl Rig {
         command
     }
 
-    /// The answer, and the exit code.
+    /// Returns the answer and the exit code.
     fn run(&self, words: &str) -> (Value, i32) {
         let output = self.command(words).output().unwrap();
         (answer(&output), output.status.code().unwrap())
@@ -96,7 +96,7 @@ impl Rig {
         self.work.path().join("log")
     }
 
-    /// The reports that were written.
+    /// Returns the reports that were written.
     fn reports(&self) -> Vec<String> {
         let files = std::fs::read_dir(self.work.path()).unwrap().map(|entry| entry.unwrap().path());
         let named = files.filter(|file| file.to_string_lossy().contains("peermemctl-verify-"));
@@ -109,7 +109,7 @@ fn answer(output: &Output) -> Value {
     serde_json::from_str(text.trim()).unwrap_or_else(|_| panic!("{text} {}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// The ways of the first pair: name, level, message.
+/// Returns the ways of the first pair: name, level, message.
 fn ways(found: &Value) -> Vec<(&str, &str, &str)> {
     let ways = found["pairs"][0]["ways"].as_array().unwrap().iter();
     ways.map(|way| {
@@ -179,7 +179,7 @@ fn a_verdict_needs_no_report() {
     assert!(output.status.code() == Some(2) && said.contains("GPU 0000:19:00.0 with mlx5_0 has not ended"), "{said}");
 }
 
-/// A report that is asked for is not left out: the command fails before anything is tried.
+/// If the requested report cannot be written, the command fails before it tries anything.
 #[test]
 fn a_named_report_that_cannot_be_written_is_an_error() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peermemctl"));
@@ -421,8 +421,8 @@ fn eight_gpus_and_all_their_nics_take_ten_seconds_at_most() {
     assert!(first.iter().all(|distance| *distance == "PIX" || *distance == "PXB"), "{first:?}");
 }
 
-/// Slow NICs would take longer than there is time. Each GPU has its part of that, and what was not tried
-/// any more says so.
+/// Slow NICs would take longer than there is time. The time is divided among the GPUs, and pairs that
+/// were not tried are reported as such.
 #[test]
 fn what_takes_longer_than_ten_seconds_is_cut_off() {
     let rig = Rig::new("hgx").with_all_nics().with("STAND_IN_SLOW", 30000);
@@ -469,7 +469,7 @@ fn the_matrix_measures_and_marks_what_is_slow() {
     let way = &found["pairs"][0]["ways"][1];
     assert!(code == 0 && found["measured"] == true && way["to_gpu"].as_f64() > Some(1e8), "{found:#}");
     assert_eq!(found["message_bytes"], 1 << 20);
-    // Of rounds that take turns between 70 and 140 ms no figure says much.
+    // If rounds alternate between 70 and 140 ms, a median says little.
     let uneven = Rig::new("one-pair").with("STAND_IN_SLOW", 70000).with("STAND_IN_UNEVEN", 1);
     let (found, _) = uneven.run("matrix --gpu 0");
     let spread = found["pairs"][0]["ways"][1]["spread"].as_f64();

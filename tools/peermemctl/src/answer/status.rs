@@ -19,7 +19,7 @@ pub struct Status {
     pub outcome: Outcome,
     /// The same as the level of a check: `SKIP` for unknown.
     pub level: Level,
-    /// Whether a pair of a GPU and a NIC has a way that programs take; `null` if that cannot be told.
+    /// Whether a pair of a GPU and a NIC has a way that programs take; `null` if that is unknown.
     pub usable: Option<bool>,
     /// `yes, by peer memory`; `yes, by dma-buf; 1 warning: rxe0 port DOWN`; `no: ...`; `unknown: ...`.
     pub verdict: String,

@@ -119,9 +119,9 @@ pub struct Verdict {
     /// Name of the RDMA device.
     pub nic: String,
     pub distance: Distance,
-    /// Whether it uses GPUDirect RDMA; `null` if that cannot be told.
+    /// Whether it uses GPUDirect RDMA; `null` if that is unknown.
     pub direct: Option<bool>,
-    /// The way in which it does; `null` if it copies through host memory, or that cannot be told.
+    /// The way in which it does; `null` if it copies through host memory, or that is unknown.
     pub direct_by: Option<Way>,
     pub because: String,
     /// What changes that.

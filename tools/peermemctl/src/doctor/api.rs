@@ -359,7 +359,7 @@ fn drivers(machine: &Machine) -> Vec<Check> {
 }
 
 /// Returns the module and the file of the driver of `device`, and whether it asks peers for memory;
-/// or why that cannot be told.
+/// or why that is unknown.
 fn asks(machine: &Machine, release: &str, device: &RdmaDevice) -> Result<(String, String, bool), String> {
     let module = device.module.as_deref().ok_or("its driver is not known to this program")?;
     let path = module_file::chosen(machine.root, release, module)

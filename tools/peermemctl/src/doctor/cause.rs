@@ -10,7 +10,7 @@ const ORDER: [&[&str]; 6] = [
     &["log.hung", "clients.callbacks"],
     &["gpus.present", "fabric.rdma"],
     &["driver.loaded", "driver.exports", "gpus.fabric", "gpus.context"],
-    // What the GPU driver refuses it refuses whatever module is loaded.
+    // The GPU driver's refusal does not depend on the loaded module.
     &["ways.refused"],
     &["api.exported", "api.driver"],
     &[

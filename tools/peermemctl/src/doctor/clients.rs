@@ -94,7 +94,7 @@ fn holders(machine: &Machine) -> Vec<String> {
 
 fn among(holders: &[String]) -> String {
     match holders {
-        [] => "its name cannot be told".to_owned(),
+        [] => "its name is unknown".to_owned(),
         [one] => one.clone(),
         many => format!("one of {}", many.join(", ")),
     }

@@ -169,7 +169,7 @@ fn not_loaded(machine: &Machine) -> Check {
     if !machine.modules_read {
         return Check::skip(
             "driver.loaded",
-            "whether nvidia.ko is loaded cannot be told: neither /proc/modules nor /sys/module tells",
+            "unknown whether nvidia.ko is loaded: neither /proc/modules nor /sys/module can be read",
         )
         .seen("/proc/modules, /proc/driver/nvidia/version");
     }

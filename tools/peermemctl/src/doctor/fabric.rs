@@ -383,7 +383,7 @@ fn relaxed_ordering(machine: &Machine) -> Vec<Check> {
             };
             let why = match head.is_empty() {
                 true => "whether it may use relaxed ordering is not readable",
-                false => "whether it may use relaxed ordering is told to root only",
+                false => "only root can read whether it may use relaxed ordering",
             };
             let check = Check::skip("fabric.relaxed_ordering", format!("{label}: {why}"));
             let seen = format!("{} bytes of {file}", head.len());

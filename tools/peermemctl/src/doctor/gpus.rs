@@ -132,10 +132,10 @@ fn bar1_by_counters(machine: &Machine, gpu: &Device) -> Check {
     let whole = format!("GPU {}: BAR1 has {}", gpu.address, text::bytes(size));
     let live = machine.stats.as_ref().ok().and_then(|stats| stats.number("total.live_bytes"));
     let (Some(live), [_]) = (live, machine.gpus().as_slice()) else {
-        return Check::skip(ID, format!("{whole}; what is in use is told by nvidia-smi, or to root")).about(
+        return Check::skip(ID, format!("{whole}; nvidia-smi, or peermemctl as root, shows how much is in use")).about(
             Kind::Gpu,
             &gpu.address,
-            format!("have {} of BAR1; what is in use is told by nvidia-smi, or to root", text::bytes(size)),
+            format!("have {} of BAR1; nvidia-smi, or peermemctl as root, shows how much is in use", text::bytes(size)),
         );
     };
     let check = judged(machine, gpu, size, live.min(size), Some(live));
@@ -505,7 +505,7 @@ fn lacks_uvm(machine: &Machine) -> bool {
 fn dma_buf(machine: &Machine) -> Check {
     const ID: &str = "gpus.dma_buf";
     match (&machine.driver, machine.symbols.is_ok()) {
-        (None, _) | (_, false) => Check::skip(ID, "whether dma-buf works cannot be told"),
+        (None, _) | (_, false) => Check::skip(ID, "unknown whether dma-buf works"),
         _ if machine.dma_buf() && machine.rdma.is_empty() => {
             Check::ok(ID, "nvidia.ko and the RDMA core offer registration by dma-buf to an RDMA device")
         }
@@ -514,7 +514,7 @@ fn dma_buf(machine: &Machine) -> Check {
             "dma-buf should work as well: GPU driver, core and a NIC's driver have it",
         ),
         _ if machine.rdma.iter().any(|nic| matches!(way::nic_takes_dma_buf(machine, nic), Judged::Unknown(_))) => {
-            Check::skip(ID, "whether dma-buf works cannot be told: the driver of a NIC cannot be read")
+            Check::skip(ID, "unknown whether dma-buf works: the driver of a NIC cannot be read")
         }
         _ if !machine.rdma.is_empty()
             && machine.rdma.iter().all(|nic| matches!(way::nic_takes_dma_buf(machine, nic), Judged::No(_))) =>

@@ -300,7 +300,7 @@ fn no_gpu(machine: &Machine) -> Check {
     const ID: &str = "gpus.present";
     let seen = "/sys/bus/pci/devices";
     if machine.devices.is_empty() && !machine.setting.tegra && !machine.root.exists(WSL) {
-        return Check::skip(ID, "whether there is a GPU cannot be told: no PCI function can be read").seen(seen);
+        return Check::skip(ID, "unknown whether there is a GPU: no PCI function can be read").seen(seen);
     }
     if machine.setting.tegra {
         let (why, cure) = GpuClass::Integrated.refusal().unwrap_or_default();
@@ -731,7 +731,11 @@ fn no_device(machine: &Machine) -> Check {
         return Check::fail(ID, what, fix).seen(seen);
     }
     if machine.devices.is_empty() {
-        return Check::skip(ID, "whether there is an RDMA device cannot be told: neither /sys/class/infiniband nor a PCI function can be read").seen(seen);
+        return Check::skip(
+            ID,
+            "unknown whether there is an RDMA device: neither /sys/class/infiniband nor a PCI function can be read",
+        )
+        .seen(seen);
     }
     let given_away = |nic: &'_ Device| {
         let driver = nic.driver_for_guests().filter(|_| nic.kind() >> 8 == 2)?;

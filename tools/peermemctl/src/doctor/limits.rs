@@ -585,7 +585,7 @@ fn boot(machine: &Machine) -> Check {
         return Check::skip(ID, format!("what {name} loads at boot is in its image"));
     }
     if machine.setting.container.is_some() {
-        return Check::skip(ID, "what the host loads at boot cannot be told from inside a container");
+        return Check::skip(ID, "what the host loads at boot cannot be seen from inside a container");
     }
     // A sandbox may show none of these folders.
     if !machine.modules_read && !["/etc", "/lib", "/usr"].iter().any(|folder| machine.root.exists(folder)) {

@@ -619,7 +619,7 @@ fn xid(machine: &Machine) -> Vec<Check> {
         found.push(last);
     }
     let is_recovered = |last: &Last| {
-        // Of power cables no recovery action tells.
+        // No recovery action mentions power cables.
         let is_meant = last.fatal.as_ref().is_some_and(|fatal| !is_of_power(fatal.number));
         let address = last.gpu.split_ascii_whitespace().next().map(|gpu| format!("{gpu}.0"));
         let told = address.and_then(|address| machine.told(machine.pci(&address)?));

@@ -366,7 +366,7 @@ fn loaded(machine: &Machine) -> Check {
     if !machine.modules_read {
         return Check::skip(
             ID,
-            "whether nvidia_peermem is loaded cannot be told: neither /proc/modules nor /sys/module tells",
+            "unknown whether nvidia_peermem is loaded: neither /proc/modules nor /sys/module can be read",
         )
         .seen("/proc/modules");
     }
@@ -387,7 +387,7 @@ fn loaded(machine: &Machine) -> Check {
                 format!("{}, then modprobe nvidia-peermem", line.undo(block)),
             ),
             _ => (
-                "modprobe is told to load nothing for it",
+                "a line of modprobe.d replaces its loading by another command",
                 format!("{}, then modprobe nvidia-peermem", line.take_out()),
             ),
         };
@@ -674,7 +674,7 @@ fn blocked(machine: &Machine) -> Option<Check> {
         }
         (Block::Alias, false) => Check::fail(ID, "nvidia-peermem is blacklisted: it is not loaded at boot", fix),
         (Block::Always, loaded) => {
-            Check::fail_unless(loaded, ID, "modprobe is told to load nothing for nvidia-peermem", fix)
+            Check::fail_unless(loaded, ID, "a line of modprobe.d replaces the loading of nvidia-peermem by another command", fix)
         }
         (Block::Unsupported, loaded) => Check::fail_unless(
             loaded,

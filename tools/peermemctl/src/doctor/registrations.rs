@@ -72,7 +72,7 @@ fn live(rows: &[Registration]) -> Vec<Check> {
     }
     if rows.iter().any(|row| row.process_alive.is_none()) {
         let message =
-            "which of these processes are gone cannot be told from inside a container: their numbers are the host's";
+            "which of these processes are gone cannot be seen from inside a container: their numbers are the host's";
         checks.push(
             Check::skip("registrations.stale", message).seen("the pid namespace of /proc is not the initial one"),
         );

@@ -12,7 +12,7 @@ pub fn checks(machine: &Machine) -> Vec<Check> {
     vec![words]
 }
 
-/// Names what decides and could not be read, or not all of it. Asked last, when all has been read.
+/// Lists the deciding files that were not read completely. Runs last, when all has been read.
 pub fn unread(machine: &Machine) -> Option<Check> {
     let mut files = Vec::new();
     let mut add = |missing: bool, file: &str| files.extend(missing.then(|| file.to_owned()));

@@ -18,7 +18,7 @@ use serde::Serialize;
 #[derive(Clone, Serialize, JsonSchema)]
 pub struct WayVerdict {
     pub way: Way,
-    /// Whether a pair can use it; `null` if that cannot be told.
+    /// Whether a pair can use it; `null` if that is unknown.
     pub usable: Option<bool>,
     /// How many pairs of a GPU and a NIC can.
     pub pairs: usize,

@@ -54,7 +54,7 @@ pub(super) fn print(page: &mut Page, list: &List) {
         page.table(&mut table);
     }
     if list.processes.iter().any(|process| process.alive.is_none()) {
-        let why = "PID is the host's number of a process. This is a container, so which of them are gone cannot be told from here.";
+        let why = "PID is the host's number of a process. This is a container, so which of them are gone cannot be seen from here.";
         page.wrapped("", why, Style::new());
     }
     match list.references {

@@ -409,7 +409,7 @@ fn processes(rig: &Rig, conditions: &Conditions) -> Result<Held> {
         thread::sleep(Duration::from_millis(100 * (n + 1)));
         victim.kill()?;
     }
-    // What a killed process had can be had again.
+    // The resources of a killed process are available again.
     let region = rig.gpu.allocate(4 * MIB).and_then(|memory| Ok((rig.register(&memory, 0, 4 * MIB)?, memory)));
     let (region, _memory) = region.context("register after kill -9")?;
     region.deregister().context("deregister after kill -9")?;

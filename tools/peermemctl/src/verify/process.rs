@@ -295,7 +295,7 @@ fn forks(rig: &Rig, seed: u64, deregister: bool) -> Result<()> {
         })?;
         ensure!(code == 0, "the child could not deregister: {}", std::io::Error::from_raw_os_error(code));
         works("after a child that deregistered another registration")?;
-        // What the child could not end, the owner's next call does.
+        // The owner's next call ends what the child could not.
         rig.register(&other, 0, SIZE).context("register what the child deregistered")?.deregister()?;
     }
     target.deregister().context("deregister")?;

@@ -43,7 +43,7 @@ fn gone<'a>(tree: &Tree, path: &'a str) -> &'a str {
     gone.and_then(Path::to_str).unwrap_or(path)
 }
 
-/// The patch that makes `new` of `old`, if a patch can.
+/// Returns a patch from `old` to `new`, if one exists.
 fn patch(old: &Entry, new: &Entry) -> Option<Vec<String>> {
     // A patch changes lines only, and lines of one sort.
     let of_one_sort = |entry: &Entry| entry.lines.iter().all(|line| line.starts_with('|'));
@@ -59,7 +59,7 @@ fn patch(old: &Entry, new: &Entry) -> Option<Vec<String>> {
             continue;
         }
         let (removed, added) = (op.old_range(), op.new_range());
-        // What is only added goes behind the line before.
+        // Pure additions are inserted after the preceding line.
         let place = if removed.is_empty() { removed.start.saturating_sub(1) } else { removed.start };
         let stays = removed.is_empty() && removed.start > done;
         // The first match must be the place: matches on the way there are named, too.

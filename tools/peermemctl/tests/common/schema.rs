@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-/// What is wrong with `document`, by `schema`, whose references lie in `root`.
+/// Returns how `document` violates `schema`, whose references lie in `root`.
 pub fn judge(root: &Value, schema: &Value, document: &Value) -> Result<(), String> {
     for (keyword, wanted) in schema.as_object().ok_or("a schema that is no object")? {
         match keyword.as_str() {
@@ -50,7 +50,7 @@ pub fn judge(root: &Value, schema: &Value, document: &Value) -> Result<(), Strin
     Ok(())
 }
 
-/// Each of a list; a value that is none stands for itself.
+/// Returns the items of a list, or the value itself if it is no list.
 fn any(value: &Value) -> impl Iterator<Item = &Value> {
     let list = value.as_array();
     list.into_iter().flatten().chain(list.is_none().then_some(value))
