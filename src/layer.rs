@@ -37,8 +37,8 @@ pub(crate) mod several;
 #[path = "sg.rs"]
 pub(crate) mod sg;
 
-/// The layer while the module that uses it is loaded. The module drops it last, once
-/// nobody can pin anything more.
+/// The layer while the module that uses it is loaded. The module drops it last, once nobody can pin
+/// anything more.
 pub(crate) struct Layer(());
 
 impl Layer {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which GPUs and devices can reach each other, as far as the provider was asked (rule 5).
+//! Remembers which GPUs and devices can reach each other, as far as the provider was asked (rule 5).
 
 use crate::dma::device::Device;
 use crate::ffi::raw;
@@ -14,7 +14,7 @@ use kernel::prelude::*;
 use kernel::sync::atomic::{Acquire, Atomic, Relaxed, Release};
 use kernel::sync::global_lock;
 
-/// Whether a GPU and a device can reach each other, as far as the provider was asked.
+/// Says whether a GPU and a device can reach each other, as far as the provider was asked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
     /// The provider supports the two together.

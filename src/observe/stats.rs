@@ -2,8 +2,8 @@
 
 //! Counters. The driver above reads them, and shows them in its own way.
 //!
-//! Counters only grow; what exists now is a difference. Each is one number for all CPUs: registrations
-//! take turns at locks of others, for a hundred times as long (docs/bench.md).
+//! Counters only grow; what exists now is a difference. Each is one number for all CPUs, because
+//! registrations wait a hundred times as long for locks of the driver above (docs/bench.md).
 
 use crate::ffi::shim::{self, Kind};
 use crate::num;
@@ -44,7 +44,7 @@ impl Counter {
     }
 }
 
-/// What is counted for the owner of each kind. Meanings and units: docs/proc.md.
+/// The counters of the owner of one kind. Their meanings and units are in docs/proc.md.
 pub(crate) struct PerClient {
     pub(crate) pins: Counter,
     pub(crate) unpins: Counter,

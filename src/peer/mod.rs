@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What speaks with ib_core: which clients it knows, what an admin chooses, and the files in `/proc`.
+//! The part that speaks with ib_core: the clients that it knows, the parameters that an admin chooses,
+//! and the files in `/proc`.
 //!
 //! The core holds two locks of its own when it calls. One is the stop lock of the pin layer: the umem
 //! mapping lock, which the core's invalidate hook takes. It is held over `get_pages` and `dma_map`, for a

@@ -35,7 +35,7 @@ use crate::observe::refusals::Asked;
 /// It is plain data, because every step of a registration looks at the kind: a trait object would ask for
 /// it by a call, and a generic registration could not lie in one registry with others.
 pub(crate) struct Owner {
-    /// What is shown of it, and how it pins.
+    /// Its name, the kind of its pins, and its words for refusals.
     pub(crate) asked: Asked,
     /// Who pins what this one cannot.
     pub(crate) otherwise: Otherwise,

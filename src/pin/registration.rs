@@ -29,7 +29,7 @@ pub(crate) struct Inner {
     pub(crate) tables: Option<Tables>,
     /// Freed in `release` and nowhere else: the driver above may walk it until then.
     pub(crate) table: Option<Table>,
-    /// What [`crate::pin::pinning::pin`] found of memory that is ours, for [`Registration::complete`].
+    /// The finding of [`crate::pin::pinning::pin`], for [`Registration::complete`].
     pub(crate) found: Found,
     /// Changed by [`crate::pin::count`] alone.
     pub(super) counted: Counted,
@@ -49,7 +49,7 @@ pub(super) struct Counted {
     pub(super) pages: u64,
 }
 
-/// What [`crate::pin::pinning::pin`] found of memory that is ours.
+/// The finding of [`crate::pin::pinning::pin`] about memory that is ours.
 #[derive(Clone, Copy)]
 pub(crate) enum Found {
     /// All of it is pinned, or being pinned.
@@ -60,7 +60,7 @@ pub(crate) enum Found {
     Refused(Reason),
 }
 
-/// What [`Registration::complete`] asks the provider for at first.
+/// The part of a range for which [`Registration::complete`] asks the provider at first.
 #[derive(Clone, Copy)]
 pub(crate) enum Rest {
     /// All of the range: it is long, and may be one allocation.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a driver can show of a registration: in a file, in the log, by tracepoints.
+//! The facts of a registration that a driver can show: in a file, in the log, by tracepoints.
 
 use crate::ffi::raw;
 use crate::ffi::shim::Process;
@@ -9,7 +9,7 @@ use crate::pin::registration::{Inner, Registration};
 use crate::pin::state::{Memory, Phase};
 use crate::range::Span;
 
-/// What the provider's tables said of a registration.
+/// The numbers that the provider's tables have of a registration.
 #[derive(Clone, Copy)]
 pub(crate) struct Tables {
     /// Pins, each with a table: one for each allocation.
@@ -38,7 +38,7 @@ pub(crate) struct Snapshot {
     pub(crate) since_ns: u64,
     /// When the free callback that is running now began, 0 without one.
     pub(crate) callback_ns: u64,
-    /// Whether that callback is waiting for the device to stop.
+    /// Says whether that callback is waiting for the device to stop.
     pub(crate) invalidating: bool,
 }
 

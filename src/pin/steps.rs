@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the driver above does to one registration, step by step, once it has begun to be pinned.
+//! The steps that the driver above takes with one registration, once that has begun to be pinned.
 //!
 //! Rules and locks: docs/rules.md.
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What the files of the lab's nvidia.ko share. It has three layers, as the real driver has. The
- * exported functions (exports.c) stand on a resource manager (rm.c), which knows them only by an
- * opaque key and a callback. User space comes in by device nodes (ctl.c) and by debugfs (lab.c).
+ * The declarations that the files of the lab's nvidia.ko share. It has three layers, as the real
+ * driver has. The exported functions (exports.c) stand on a resource manager (rm.c), which knows
+ * them only by an opaque key and a callback. User space comes in by device nodes (ctl.c) and by debugfs (lab.c).
  */
 #ifndef NVLAB_H
 #define NVLAB_H

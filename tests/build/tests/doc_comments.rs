@@ -22,7 +22,7 @@ const SOURCES: [&str; 7] = [
 const C_SOURCES: [&str; 6] =
     ["ci/qemu/*.c", "ci/qemu/*.h", "kernel-lite/*.c", "kernel-lite/*.h", "samples/*.c", "tests/*.c"];
 
-/// What each function takes that a runner of ours calls as a test.
+/// The arguments of functions that a runner of ours calls as tests.
 const TAKEN_BY_TESTS: [&str; 3] = ["&Env", "&Test", "&mut Test"];
 
 /// Returns the line without the word `word` and what stands in parentheses behind it, if the line

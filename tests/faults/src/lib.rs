@@ -18,11 +18,11 @@ use std::process::Command;
 pub struct Fault {
     /// The name of its file, without the end.
     pub name: String,
-    /// What is wrong.
+    /// The sentence that says what is wrong.
     pub what: String,
     /// The words behind `Run:`.
     pub run: Vec<String>,
-    /// What must be said when they are run.
+    /// The words that must be printed when they are run.
     pub says: String,
     file: PathBuf,
 }

@@ -61,7 +61,8 @@ pub struct Environment {
     pub nccl_plugin: Option<String>,
     /// UCX's files.
     ucx: Files,
-    /// What tells Mooncake's protocol, in words, and the protocol, or why it cannot be read.
+    /// The setting that decides Mooncake's protocol, in words, and the protocol, or why it cannot be
+    /// read.
     pub mooncake: Option<(String, Result<String, String>)>,
 }
 

@@ -73,7 +73,8 @@ pub struct Machine<'a> {
     pub peers: Vec<String>,
     /// Device nodes of GPUs and NICs that the device cgroup of this process forbids.
     pub forbidden: Vec<String>,
-    /// What was given to this process. Each pair of a GPU and a NIC asks for it, of which there may be thousands.
+    /// The devices that this process was given. Each pair of a GPU and a NIC asks for them, and there may be
+    /// thousands of pairs.
     pub(crate) given: Given,
     /// The facts that nvidia-smi tells of each GPU; [`Machine::ask_tools`] fills them in.
     pub smi: Result<BTreeMap<String, Told>, Silent>,
@@ -106,8 +107,8 @@ impl NoContext {
     }
 }
 
-/// What a process was given of the machine's devices, as soon as somebody has asked, and the NICs that have no RDMA
-/// device here and should.
+/// The devices that a process was given, once somebody has asked, and the NICs that should have an RDMA device here
+/// and have none.
 #[derive(Default)]
 pub(crate) struct Given {
     all_devices: OnceLock<bool>,

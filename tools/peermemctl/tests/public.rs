@@ -909,7 +909,7 @@ static CASES: [Case; 551] = [
     ),
     case("public-autoload-drop-in", (0, 0), &["loaded at boot by peermem.conf"], &["nothing loads"]),
     case("public-vm-cloud-hypervisor", (0, 0), &["a virtual machine (Cloud Hypervisor"], &["fix:"]),
-    // What comes from containers, and of an OFED that another kernel has.
+    // What comes from containers, and an OFED that another kernel has.
     case(
         "public-core-replaced",
         (3, 2),
@@ -1067,7 +1067,7 @@ static CASES: [Case; 551] = [
     ),
     case("public-name-of-digits", (0, 0), &["not 0rail: set NVSHMEM_HCA_PREFIX=0rail, which"], &["fix:"]),
     case("public-smi-name", (1, 0), &["names begin with smi, as smi0 does", "set NVSHMEM_HCA_PREFIX=smi0"], &[]),
-    // What keeps the module out, and of what the loader says.
+    // What keeps the module out, and what the loader says.
     case(
         "public-blacklisted-at-boot",
         (2, 1),
@@ -2243,7 +2243,7 @@ fn mooncake_takes_the_way_that_its_variable_names() {
         ("one-pair", "env MC_FORCE_TCP=1 MC_FORCE_HCA=1 ./t", ": yes"),
         ("one-pair", "env MC_MS_FILTERS=mlx5_7 ./t", ": unknown"),
         ("one-pair", "env MC_FORCE_MNNVL=False ./t", ": unknown, MC_FORCE_MNNVL has builds with NVLink"),
-        // What has a configuration of its own (sgl-project/rbg#272), and what connectors are told.
+        // Mooncake has a configuration of its own (sgl-project/rbg#272), and connectors have arguments.
         ("one-pair", "env MOONCAKE_PROTOCOL=tcp ./t", ": unknown, MOONCAKE_PROTOCOL=tcp has it move data by tcp"),
         ("one-pair", "env MOONCAKE_PROTOCOL=rdma ./t", ": yes"),
         (

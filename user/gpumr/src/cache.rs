@@ -156,7 +156,7 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     trusted: AtomicU64,
     pub(crate) pressure: Pressure,
     pub(crate) state: Mutex<State<G, V>>,
-    /// What threads are letting go of at this moment. Its lock may be taken under that of `state`.
+    /// The entries that threads are letting go of at this moment. Its lock may be taken under that of `state`.
     pub(crate) leaving: Leaving<G, V>,
     /// It is signalled when something leaves [`State::ending`], and when nobody asks any more.
     pub(crate) ended: Condvar,

@@ -25,7 +25,7 @@ pub struct Identity {
 
 #[cfg(all(test, not(feature = "shuttle")))]
 impl Identity {
-    /// Where the part ends that a hit reads whose frees are reported.
+    /// The offset at which the part ends that a hit with reported frees reads.
     pub(crate) const EPOCH_ENDS: usize = std::mem::offset_of!(Self, epoch) + size_of::<Option<u64>>();
 }
 

@@ -17,14 +17,14 @@ use std::time::Duration;
 
 const PAGE: u64 = 4096;
 const START: u64 = 0x7f00_0000_0000;
-/// What looks at each registration takes up to a hundred times as many instructions beside so many as
-/// beside so few.
+/// The smaller number of registrations. A call that looks at each of them takes up to a hundred times
+/// as many instructions beside the larger number.
 const FEW: u64 = 100;
 const MANY: u64 = 10_000;
 /// The logarithm of so many is twice that of so few, so nothing takes more than twice the instructions.
 const MOST: u64 = 2;
-/// What a hit takes at most that finds its entry without the lock, as the tests are compiled. It takes
-/// 354 of x86-64, a third of them in what lets this process know when it begins.
+/// The most instructions of a hit that finds its entry without the lock, as the tests are compiled. It
+/// takes 354 of x86-64, a third of them to let this process know where the hit begins.
 const MOST_OF_A_HIT: u64 = 600;
 /// No call beside few takes nearly as many. A loop that only stepping keeps from its end would never
 /// reach its end.
@@ -114,7 +114,8 @@ fn fill(cache: Of, entries: u64) -> (Of, Leases) {
     (cache, Vec::new())
 }
 
-/// What `call` does to the cache that `make` returns is counted. Then it must be as `is_done` says.
+/// A call whose instructions are counted: `call`, on the cache that `make` returns. Afterwards
+/// `is_done` must hold.
 struct Case {
     what: &'static str,
     make: fn(u64) -> (Of, Leases),

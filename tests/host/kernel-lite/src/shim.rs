@@ -228,7 +228,7 @@ pub struct Form {
     pub ex_size: usize,
     /// The flags of the longer object.
     pub flags: u32,
-    /// Whether it asks for the core's hook, by which it invalidates.
+    /// Says whether it asks for the core's hook, by which it invalidates.
     pub hook: bool,
 }
 

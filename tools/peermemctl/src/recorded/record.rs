@@ -283,7 +283,7 @@ impl Recorder<'_> {
             for name in self.root.names(&format!("{real}/net")) {
                 self.link(&format!("{real}/net/{name}/{MASTER}"));
             }
-            // What manages NVSwitches says so where it has no RDMA device, too. The rest has serial numbers.
+            // A device that manages NVSwitches says so here, also without an RDMA device. The rest has serial numbers.
             let data = format!("{real}/{}", rdma::PRODUCT_DATA);
             if class.starts_with("0x0207") && self.root.text(&data).is_ok_and(|t| t.contains(rdma::MANAGES_SWITCHES)) {
                 self.text(&data, rdma::MANAGES_SWITCHES);

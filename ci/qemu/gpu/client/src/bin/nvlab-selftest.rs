@@ -249,7 +249,7 @@ fn ownership(t: &Test) -> Outcome {
     Ok(())
 }
 
-/// Where two clients of the process have memory at the same address, RM does not choose one.
+/// RM does not choose between two clients of the process that have memory at the same address.
 fn two_owners(t: &Test) -> Outcome {
     let m = t.rm.alloc(0, 2 * MIB)?;
     let other = Client::open()?;
