@@ -1,7 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# program.sh DIR PRODUCT: builds a Rust program for release in $OUT/bin, and leaves the list of its
-# sources in $OUT/<name>.d. Another checkout may build its own in the same folder, so one at a time.
+# program.sh DIR PRODUCT [dev]: builds a Rust program for release in $OUT/bin, and leaves the list of
+# its sources in $OUT/<name>.d. With dev it is built as for its own tests, which have compiled its
+# crates then, and stripped, because a machine's image holds it in memory. Another checkout may build
+# its own in the same folder, so one at a time.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 . "$here/qemu/cross.sh"
@@ -9,7 +11,11 @@ target=${NVPM_TARGET:-$NVPM_CACHE/target}
 mkdir -p "$target" "$OUT/bin"
 exec 9>"$target/.lab-lock"
 flock 9
-sh "$here/cargo.sh" "$1" build --release --locked
-release=$target/${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET/}release
-cp "$release/$2" "$OUT/bin/"
-cp "$release/${2%.so}.d" "$OUT/$(basename "$OUT").d"
+folder=release profile=--release
+[ "${3:-}" != dev ] || folder=debug profile=
+# shellcheck disable=SC2086
+sh "$here/cargo.sh" "$1" build $profile --locked
+folder=$target/${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET/}$folder
+cp "$folder/$2" "$OUT/bin/"
+[ -n "$profile" ] || "${cross:+$cross-}strip" "$OUT/bin/$2"
+cp "$folder/${2%.so}.d" "$OUT/$(basename "$OUT").d"
