@@ -67,7 +67,7 @@ soak: lab-bootstrap
 kinds = $(notdir $(patsubst %/,%,$(dir $(wildcard tests/faults/*/$(FAULT).patch))))
 try_model = ci/cargo.sh . test --locked -p run --test planted_faults -- --nocapture
 try_user = ci/cargo.sh user test --locked -p gpumr-model --test planted_faults -- --nocapture
-try_boot = ci/lab.sh soak --only mutants
+try_boot = ci/lab.sh soak --only planted
 fault: lab-bootstrap
 	@$(if $(kinds),,echo "make fault: FAULT=$(FAULT): there is no such fault; there are:" \
 		$(sort $(basename $(notdir $(wildcard tests/faults/*/*.patch)))) >&2; exit 1)

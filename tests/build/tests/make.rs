@@ -322,7 +322,7 @@ fn a_planted_fault_is_tried_by_who_must_find_it() {
     let fault = |name: &str, word: &str| {
         run(Command::new("make").current_dir(repository()).args(["-s", "fault", &format!("FAULT={name}"), word]))
     };
-    for (kind, words) in [("model", "-p run "), ("user", "-p gpumr-model "), ("boot", "ci/lab.sh soak --only mutants")]
+    for (kind, words) in [("model", "-p run "), ("user", "-p gpumr-model "), ("boot", "ci/lab.sh soak --only planted")]
     {
         let folder = fs::read_dir(repository().join("tests/faults").join(kind)).expect("folder");
         let file = folder.map(|file| file.expect("file").path()).min().expect("a fault");

@@ -11,8 +11,8 @@ mod judge;
 mod keep;
 mod lanes;
 mod later;
-mod mutants;
 mod pair;
+mod planted;
 mod programs;
 mod scenarios;
 mod soak;
@@ -62,15 +62,14 @@ enum Cmd {
         /// without judging them.
         #[arg(long)]
         nvidia_c: bool,
-        /// Run only these: host, lint, suites of the guest, or boots of the table, separated by
-        /// commas.
+        /// Run only these, separated by commas: what ci/qemu/README.md lists for ONLY=.
         #[arg(long)]
         only: Option<String>,
     },
     /// Run what takes hours; end with `soak: PASS`, and leave build/soak.json and
     /// docs/results/soak.md.
     Soak {
-        /// Run only these: models, suites of the guest, or boots of the table, separated by commas.
+        /// Run only these, separated by commas: what ci/qemu/README.md lists for ONLY=.
         #[arg(long)]
         only: Option<String>,
         /// Repeat for this many hours, with new seeds in each round.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `make soak ONLY=mutants`: boots the module with one fault planted at a time, each a patch of
+//! `make soak ONLY=planted`: boots the module with one fault planted at a time, each a patch of
 //! tests/faults/boot, and demands that the test which the patch names fails. Leaves the table
-//! docs/results/mutants.md. `FAULT=NAME` leaves one of them, and no table.
+//! docs/results/planted-faults.md. `FAULT=NAME` leaves one of them, and no table.
 
 use crate::boots::{self, Row};
 use crate::judge;
@@ -19,8 +19,8 @@ use std::env;
 use std::fs;
 use std::path::Path;
 
-/// The word in `ONLY=` that chooses the mutants.
-pub const MUTANTS: &str = "mutants";
+/// The word in `ONLY=` that chooses the planted faults.
+pub const PLANTED: &str = "planted";
 
 /// Returns whether only one of them is tried, which is no result of all.
 pub fn is_one() -> bool {
@@ -50,12 +50,12 @@ fn caught<'a>(by: &str, failed: &'a [String]) -> Option<&'a str> {
 }
 
 pub fn job(lab: &Lab) -> Job<'_> {
-    Job::new(MUTANTS, 900, || all(lab))
+    Job::new(PLANTED, 900, || all(lab))
 }
 
 fn all(lab: &Lab) -> Result<Found> {
     if Arch::host() != Arch::X86 {
-        return Ok(Found::skipped(MUTANTS, "they are booted with kernels for x86-64"));
+        return Ok(Found::skipped(PLANTED, "they are booted with kernels for x86-64"));
     }
     let boots = boots::all()?;
     let (mut tests, mut rows) = (Vec::new(), Vec::new());
@@ -71,19 +71,19 @@ fn all(lab: &Lab) -> Result<Found> {
             let (test, failed) = (format!("`{test}`"), names.len().to_string());
             rows.push(vec![fault.name.clone(), fault.what.clone(), row.name.clone(), test, failed]);
         }
-        let test = Test::new(format!("{MUTANTS}/{}", fault.name), test.is_ok(), test.err().into_iter().collect());
+        let test = Test::new(format!("{PLANTED}/{}", fault.name), test.is_ok(), test.err().into_iter().collect());
         print_test(&test);
         tests.push(test);
     }
     if !is_one() && !tests.iter().any(Test::has_failed) {
-        lab.write("docs/results/mutants.md", &format!("{HEAD}{}", page::table(&COLUMNS, rows)))?;
+        lab.write("docs/results/planted-faults.md", &format!("{HEAD}{}", page::table(&COLUMNS, rows)))?;
     }
     Ok(tests.into())
 }
 
 const HEAD: &str = "# Faults that the lab's machines find
 
-Written by `make soak ONLY=mutants`. Each patch of `tests/faults/boot` breaks the module, Rust or
+Written by `make soak ONLY=planted`. Each patch of `tests/faults/boot` breaks the module, Rust or
 C; it is built and booted, and the test below fails. The models find more: `tests/faults/model`.
 
 ";
@@ -92,9 +92,9 @@ const COLUMNS: [&str; 5] = ["patch", "what it breaks", "boot", "found by", "test
 /// Returns a copy of the checkout with this fault. Unchanged files keep their times, so that little
 /// is built again.
 fn planted(lab: &Lab, fault: &Fault) -> Result<Lab> {
-    let repo = lab.repo.join("build/mutants");
+    let repo = lab.repo.join("build/planted");
     let copy = "files=$(git ls-files); { echo \"$files\"; echo build/bin/lab; } | \
-        rsync --checksum --links --perms --ignore-missing-args --files-from=- ./ build/mutants";
+        rsync --checksum --links --perms --ignore-missing-args --files-from=- ./ build/planted";
     sh::output(sh::command("sh").args(["-ec", copy]).current_dir(&lab.repo))?;
     fault.apply(&repo).map_err(Error::msg)?;
     let build = repo.join("build/lab");
@@ -105,7 +105,7 @@ fn planted(lab: &Lab, fault: &Fault) -> Result<Lab> {
 /// Returns the tests that failed, without the boot's name.
 fn boot(lab: &Lab, row: &Row, suites: &[String], fault: &Fault) -> Result<Vec<String>> {
     let built = artefacts::build(lab, row.kernel, &[row.image()], &[])?;
-    println!("  mutant {}: of the tests below, {} must fail", fault.name, fault.says);
+    println!("  planted fault {}: of the tests below, {} must fail", fault.name, fault.says);
     let found = judge::row(lab, &built, row, suites, &[])?;
     let failed = found.tests.into_iter().filter(Test::has_failed);
     let label = format!("{}: ", row.name);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mutant_names_a_boot_and_suites_of_it() {
+    fn every_planted_fault_names_a_boot_and_suites_of_it() {
         let boots = boots::all().unwrap();
         for fault in read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")).unwrap() {
             place(&boots, &fault).unwrap();
