@@ -40,7 +40,8 @@ struct Clause {
 
 /// The run that the page describes.
 struct Ran {
-    commit: String,
+    /// The commit, the date and the machine, in words.
+    when: String,
     /// NVIDIA's parts beside which it was, with its own module.
     nvidia: String,
     /// The file of the page.
@@ -122,9 +123,10 @@ pub fn run(lab: &Lab) -> Result<bool> {
         }
     }
     let commit = sh::git(lab, &["describe", "--always", "--dirty", "--abbrev=12"])?;
+    let when = format!("at {commit} on {}, {}", page::today()?, page::machine());
     let nvidia = parts::line(&built.nvidia(theirs));
     let table = if nvidia_c::is_users() { USERS_TABLE } else { TABLE };
-    let mut ran = Ran { commit, nvidia, table, jobs: jobs.len(), done: 0, failed: Vec::new() };
+    let mut ran = Ran { when, nvidia, table, jobs: jobs.len(), done: 0, failed: Vec::new() };
     let mut kept = Ok(());
     lanes::run(jobs, |done| {
         ran.done += 1;
@@ -305,10 +307,10 @@ fn together(line: &Line, whose: usize) -> String {
 }
 
 fn page(lines: &[Line], ran: &Ran) -> String {
-    let Ran { commit, nvidia, .. } = ran;
+    let Ran { when, nvidia, .. } = ran;
     let mut text = format!(
         "# The scenario table\n\n\
-         Made by `make scenarios` at {commit}; do not edit. Each scenario is one test in the lab (`tests/guest`), with KASAN and lockdep\n\
+         Made by `make scenarios` {when}; do not edit. Each scenario is one test in the lab (`tests/guest`), with KASAN and lockdep\n\
          (kmemleak at the end of each boot), and its races are forced: by hold points in the GPU driver, the RDMA core and the NIC, by\n\
          kprobes in the kernel's DMA mapping. *Ours* is judged: clean means that the test passed, the kernel said nothing and nothing was\n\
          left behind. What NVIDIA's module does is recorded: the first and worst thing that happened; it is not asked for what only ours\n\
@@ -400,8 +402,8 @@ mod tests {
         let answers: Vec<_> = lines[0].answers.values().map(both).collect();
         assert_eq!(answers, [["clean", "hang: did not end"], ["clean", ""]]);
         assert_eq!(split(&lines, THEIRS), "1 hang");
-        let (commit, nvidia) = ("abc".to_string(), "NVIDIA's driver front 550.163.01".to_string());
-        let mut ran = Ran { commit, nvidia, table: TABLE, jobs: 2, done: 2, failed: Vec::new() };
+        let (when, nvidia) = ("at abc".to_string(), "NVIDIA's driver front 550.163.01".to_string());
+        let mut ran = Ran { when, nvidia, table: TABLE, jobs: 2, done: 2, failed: Vec::new() };
         let whole = page(&lines, &ran);
         let row = "| `scenarios/free_during_dma_map` | legacy, persistent | 25.10 | clean | hang: did not end |";
         let verdict = "| hang | a task or the machine does not go on | 0 | 1 |";

@@ -6,7 +6,7 @@
 use crate::arm64;
 use crate::boots;
 use crate::lanes::{self, Done, Found, Job};
-use crate::mutants::{self, MUTANTS};
+use crate::planted::{self, PLANTED};
 use crate::programs;
 use crate::{host, judge};
 use anyhow::{bail, Context, Result};
@@ -33,7 +33,7 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
     let start = Instant::now();
     let chosen: Option<Vec<&str>> = only.map(|o| o.split(',').collect());
     let all = boots::all()?;
-    let rows = boots::chosen(&all, Run::Soak, Arch::host(), chosen.as_deref(), &[MODELS, host::PACKAGES, MUTANTS])?;
+    let rows = boots::chosen(&all, Run::Soak, Arch::host(), chosen.as_deref(), &[MODELS, host::PACKAGES, PLANTED])?;
     let wanted = |name: &str| chosen.as_ref().is_none_or(|c| c.contains(&name));
 
     let mut built: BTreeMap<Kernel, Built> = BTreeMap::new();
@@ -43,13 +43,13 @@ pub fn run(lab: &Lab, only: Option<&str>, hours: Option<f64>, mut seed: Option<u
     let end = hours.map(|h| Duration::try_from_secs_f64(h * 3600.0)).transpose().context("--hours")?;
     let over = || end.is_some_and(|end| start.elapsed() > end);
     let jobs = all.iter().filter(|row| row.runs.contains(&Run::Soak)).map(|row| row.name.as_str());
-    let mut record = Record::new(lab, jobs.chain([MODELS, host::PACKAGES, MUTANTS]).collect())?;
+    let mut record = Record::new(lab, jobs.chain([MODELS, host::PACKAGES, PLANTED]).collect())?;
     let (mut passed, mut failed, mut nvidia) = (0, 0, BTreeSet::new());
     for round in 1.. {
         let seed = seed.take().unwrap_or_else(new_seed);
         say(&format!("soak: round {round}, guest.seed={seed}"));
         let mut jobs: Vec<Job> = Vec::new();
-        let others = [host::long_models(lab, MODELS), host::packages(lab, true), mutants::job(lab)];
+        let others = [host::long_models(lab, MODELS), host::packages(lab, true), planted::job(lab)];
         jobs.extend(others.into_iter().filter(|job| wanted(&job.name)));
         for (row, suites) in &rows {
             let built = &built[&row.kernel];
@@ -146,8 +146,7 @@ impl<'a> Record<'a> {
         if !sh::git(lab, &status)?.is_empty() {
             commit += "+changes";
         }
-        let date = sh::output(sh::command("date").arg("+%F"))?.trim().to_string();
-        Ok(Record { lab, date, commit, machine: machine(), rows: Vec::new(), jobs })
+        Ok(Record { lab, date: page::today()?, commit, machine: page::machine(), rows: Vec::new(), jobs })
     }
 
     fn add(&mut self, one: &Done, seed: &str) -> Result<()> {
@@ -155,7 +154,7 @@ impl<'a> Record<'a> {
         self.rows.push(json!({"seed": seed, "job": one}));
         let all = json!({"date": self.date, "commit": self.commit, "machine": self.machine, "rows": self.rows});
         self.lab.write_json(JSON, &all)?;
-        if passed + failed == 0 || (one.name == MUTANTS && mutants::is_one()) {
+        if passed + failed == 0 || (one.name == PLANTED && planted::is_one()) {
             return Ok(());
         }
         let read = |file: &str| fs::read_to_string(self.lab.repo.join(file)).unwrap_or_default();
@@ -208,19 +207,6 @@ fn merged(old: &str, run: Vec<String>, counted: Vec<Vec<String>>, all: &[&str]) 
     let missing: Vec<String> = missing.map(|name| format!("`{name}`")).collect();
     let end = if missing.is_empty() { String::new() } else { format!("\nNot soaked yet: {}.\n", missing.join(", ")) };
     format!("{HEAD}{}{end}{DEEDS}{}", page::table(&RUNS, runs), page::table(&COUNTS, deeds))
-}
-
-/// Describes the host's processors and memory in words.
-fn machine() -> String {
-    let value = |text: &str, key: &str| {
-        text.lines().find(|l| l.starts_with(key)).and_then(|l| Some(l.split_once(':')?.1.trim().to_string()))
-    };
-    let processor = value(&sh::output(&mut sh::command("lscpu")).unwrap_or_default(), "Model name")
-        .unwrap_or_else(|| "unknown".to_string());
-    let memory = value(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal")
-        .and_then(|m| m.split(' ').next()?.parse::<u64>().ok());
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    format!("{processors} × {processor}, {} GiB", memory.unwrap_or(0) >> 20)
 }
 
 #[cfg(test)]
