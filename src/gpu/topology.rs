@@ -167,8 +167,8 @@ pub(crate) unsafe fn try_map(device: Device, table: NonNull<raw::nvidia_p2p_page
 /// map BARs ourselves, so we ask them, with a persistent pin (a revocable pin could be freed meanwhile).
 /// `try_map` asks, by [`try_map()`] for memory of this GPU.
 ///
-/// `try_map` takes the RM API lock. A stop lock may be held all the same, because no callback of a
-/// persistent pin waits for one.
+/// `try_map` takes the RM API lock. A stop lock of this registration may be held all the same, because no
+/// callback of a persistent pin waits for it ([`crate::pin`]).
 pub(crate) fn ask(gpu: u64, device: Device, try_map: impl FnOnce() -> Result) -> Result<(), Reason> {
     // The provider maps for PCI devices only: there is nothing to ask for another.
     if !device.is_pci() {

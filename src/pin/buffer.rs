@@ -71,8 +71,8 @@ impl Buffer {
     /// Maps it for `device`, once. Returns the addresses at which the device reaches its bytes, in their
     /// order. No run is longer than a segment of the device may be.
     ///
-    /// Takes the state lock, and for a persistent pin the RM API lock and the registry lock: under a stop
-    /// lock for a persistent pin only. Sleeps.
+    /// Takes the state lock, and for a persistent pin the RM API lock and the registry lock: never under a
+    /// lock that [`Owner::stop`] takes for any pin ([`crate::pin`]). Sleeps.
     ///
     /// # Errors
     ///

@@ -4,8 +4,10 @@
 //!
 //! All that this folder knows of the driver above it is an [`Owner`]. That driver may hold locks of its own
 //! when it calls. One kind of them matters here, and is called a *stop lock*: a lock that [`Owner::stop`]
-//! takes. The provider holds the RM API lock while `stop` runs. So nobody who holds a stop lock may call
-//! the provider for a revocable pin. A persistent pin has no callback that would wait.
+//! takes. The provider holds the RM API lock while `stop` runs. So nobody who holds a lock that `stop`
+//! takes for any pin may call the provider. A driver whose registrations have one such lock each, as
+//! ib_core's have, may call it under that of a persistent pin, because no callback waits for that one:
+//! below, "under a stop lock for a persistent pin only" speaks of such a lock.
 //!
 //! A registration takes these steps: [`pinning::pin`] finds out whose memory it is and begins to pin it,
 //! [`Registration::complete`](registration::Registration::complete) pins the rest, `map_into` maps it for
@@ -29,7 +31,7 @@ pub(crate) mod verdict;
 
 use crate::observe::refusals::Asked;
 
-/// The one that pins, as this layer knows it. A driver has one for each way of pinning, which lives as
+/// The one that pins, as this layer knows it. A driver has one for each kind of pin, which lives as
 /// long as the module.
 ///
 /// It is plain data, because every step of a registration looks at the kind: a trait object would ask for

@@ -11,9 +11,9 @@ use kernel::prelude::*;
 pub(crate) enum Unclaimed {
     /// It is not memory of a GPU, or of one that the provider knows.
     NotMine,
-    /// It is memory of a GPU, and only another owner's way of pinning can work.
+    /// It is memory of a GPU, and only another owner's kind of pin can work.
     StepAside,
-    /// Nobody knows yet whose it is: another owner's way of pinning tells.
+    /// Nobody knows yet whose it is: another owner's kind of pin tells.
     AskFallback,
     /// Nobody could find out whose memory it is.
     Unproven(Reason),

@@ -100,7 +100,7 @@ impl Test {
         self
     }
 
-    /// Skips the test on a generation of GPUs. `why` names the fact about that generation.
+    /// Skips the test on a generation of the RDMA core. `why` says what that core does there.
     pub fn not_on(mut self, generation: Generation, why: &'static str) -> Self {
         self.not_on = Some((generation, why));
         self
