@@ -13,7 +13,6 @@ use crate::gpu::page_table::PageTable;
 use crate::gpu::pin::Pins;
 use crate::gpu::Pinned;
 use crate::observe::reason::Reason;
-use crate::pin::shown::Tables;
 use crate::pin::state::State;
 use crate::pin::Owner;
 use crate::range::GpuRange;
@@ -47,6 +46,17 @@ pub(super) struct Counted {
     pub(super) pins: u64,
     pub(super) bytes: u64,
     pub(super) pages: u64,
+}
+
+/// The numbers that the provider's tables have of a registration.
+#[derive(Clone, Copy)]
+pub(crate) struct Tables {
+    /// Pins, each with a table: one for each allocation.
+    pub(crate) pieces: usize,
+    /// Pages of all of them.
+    pub(crate) pages: u64,
+    /// Bytes per page of the first.
+    pub(crate) page_size: u64,
 }
 
 /// The finding of [`crate::pin::pinning::pin`] about memory that is ours.

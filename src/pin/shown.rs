@@ -5,20 +5,9 @@
 use crate::ffi::raw;
 use crate::ffi::shim::Process;
 use crate::observe::refusals::Asked;
-use crate::pin::registration::{Inner, Registration};
+use crate::pin::registration::{Inner, Registration, Tables};
 use crate::pin::state::{Memory, Phase};
 use crate::range::Span;
-
-/// The numbers that the provider's tables have of a registration.
-#[derive(Clone, Copy)]
-pub(crate) struct Tables {
-    /// Pins, each with a table: one for each allocation.
-    pub(crate) pieces: usize,
-    /// Pages of all of them.
-    pub(crate) pages: u64,
-    /// Bytes per page of the first.
-    pub(crate) page_size: u64,
-}
 
 /// A registration at one moment.
 pub(crate) struct Snapshot {
