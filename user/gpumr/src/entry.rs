@@ -2,14 +2,14 @@
 //! One registration. It ends when it is removed from the cache and its last lease has ended.
 
 use crate::backend::{Access, Gpu, Verbs};
-use crate::cache::Inner;
 use crate::fork::{self, Closed};
 use crate::identity::Identity;
+use crate::inner::Inner;
 use crate::leaving::Leaves;
-use crate::policy::Way;
 use crate::range::Range;
 use crate::stats::Counters;
 use crate::sync::{lock, Arc, AtomicU64, Mutex, Weak};
+use crate::way::Way;
 use crate::word::{End, Word};
 use std::cell::UnsafeCell;
 use std::ops::Deref;

@@ -2,8 +2,8 @@
 //! Says errors in words: what failed, which value is wrong, what to do.
 
 use crate::backend::{Gpu, Kind};
-use crate::policy::Way;
 use crate::range::Range;
+use crate::way::Way;
 use std::borrow::Cow;
 use std::{fmt, io};
 

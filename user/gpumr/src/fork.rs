@@ -3,7 +3,7 @@
 //! and may find the cache's lock taken for ever, so it touches neither. It closes the dma-bufs that
 //! it inherits: open, they would keep memory that its parent frees.
 
-use crate::sweep;
+use crate::exit;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
@@ -58,7 +58,7 @@ impl Places {
 }
 
 extern "C" fn in_child() {
-    sweep::in_child();
+    exit::in_child();
     FORKS.fetch_add(1, Ordering::Relaxed);
     for place in Places::all().flat_map(|places| &places.open) {
         let fd = place.swap(FREE, Ordering::Relaxed);

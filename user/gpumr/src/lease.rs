@@ -3,8 +3,8 @@
 
 use crate::backend::{Gpu, Verbs};
 use crate::entry::{Entry, Held};
-use crate::policy::Way;
 use crate::range::Range;
+use crate::way::Way;
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;

@@ -4,8 +4,8 @@
 //! uses the entry, and whoever evicts all that nobody uses finds it here.
 
 use crate::backend::{Gpu, Verbs};
-use crate::cache::Inner;
 use crate::entry::Entry;
+use crate::inner::Inner;
 use crate::sync::{lock, Arc, Mutex};
 
 /// The entries, each once for each thread that is ending a lease of it. So there are no more than

@@ -29,13 +29,17 @@ mod checkpoint;
 pub mod cuda;
 mod entry;
 pub mod error;
+mod exit;
 mod fork;
 pub mod hooks;
 pub mod ibverbs;
 #[doc(hidden)]
 pub mod identity;
+mod inner;
 pub mod lease;
 mod leaving;
+mod objects;
+mod options;
 mod outside;
 pub mod policy;
 mod pressure;
@@ -45,6 +49,7 @@ pub mod stats;
 pub mod sweep;
 mod sync;
 mod table;
+mod way;
 mod word;
 
 pub use backend::{Access, Gpu, Verbs};

@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Decides whether peer memory or dma-buf is tried first, and why.
 
-/// The way in which memory is registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Way {
-    /// By plain `ibv_reg_mr()`, which nvidia-peermem serves.
-    PeerMemory,
-    /// By `ibv_reg_dmabuf_mr()`.
-    DmaBuf,
-}
+use crate::error::Error;
+pub use crate::way::Way;
 
 /// The ways that may be tried, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,14 +44,14 @@ impl Policy {
     }
 
     /// Parses the value of `GPUMR_WAY`: `peer-memory`, `dma-buf` or `auto`. Fails for another word.
-    pub fn parse(word: &str) -> Result<Self, crate::Error> {
+    pub fn parse(word: &str) -> Result<Self, Error> {
         match word {
             "auto" => Ok(Self::automatic()),
             "peer-memory" => Ok(Self::only(Way::PeerMemory)),
             "dma-buf" => Ok(Self::only(Way::DmaBuf)),
             other => {
                 let why = format!("{other:?} is no way to register: say peer-memory, dma-buf or auto");
-                Err(crate::Error::Argument(why.into()))
+                Err(Error::Argument(why.into()))
             }
         }
     }

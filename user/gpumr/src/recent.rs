@@ -3,8 +3,8 @@
 //! here may be removed, which its word says. Only the entry is kept, never its region.
 
 use crate::backend::{Access, Gpu, Verbs};
-use crate::cache::Inner;
 use crate::entry::Entry;
+use crate::inner::Inner;
 use crate::range::Range;
 use crate::sync::{thread_local, Arc};
 use std::any::Any;

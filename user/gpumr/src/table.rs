@@ -3,7 +3,7 @@
 
 use crate::backend::Access;
 use crate::error::Error;
-use crate::ibverbs::{made, Mr, Pd, RawMr};
+use crate::objects::{made, Mr, Pd, RawMr};
 use crate::range::Range;
 use std::ffi::{c_int, c_void};
 use std::io;
