@@ -5,6 +5,7 @@ use crate::backend::{Gpu, Kind};
 use crate::range::Range;
 use crate::way::Way;
 use std::borrow::Cow;
+use std::num::NonZeroU64;
 use std::{fmt, io};
 
 /// The kernel's own errno, which no library names.
@@ -170,6 +171,17 @@ impl Error {
     pub(crate) fn may_lack_bar1(&self) -> bool {
         matches!(self, Self::Refused { peer_memory: Some(error), memory, .. }
             if error.raw_os_error() == Some(libc::EFAULT) && memory.capable != Some(false))
+    }
+}
+
+impl Range {
+    /// Returns `length` bytes from `address` on. Fails for no bytes, or for more than the address
+    /// space has.
+    #[inline]
+    pub fn new(address: u64, length: u64) -> Result<Self, Error> {
+        let Some(bytes) = NonZeroU64::new(length) else { return Err(Error::NoLength { address }) };
+        let Some(range) = Self::of(address, bytes) else { return Err(Error::Wraps { address, length }) };
+        Ok(range)
     }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Ranges of addresses.
 
-use crate::error::Error;
+use std::num::NonZeroU64;
 
 /// Memory from `start` up to `end`, which is not part of it.
 ///
@@ -15,15 +15,12 @@ pub struct Range {
 }
 
 impl Range {
-    /// Returns `length` bytes from `address` on. Fails for no bytes, or for more than the address
-    /// space has.
+    /// Returns `length` bytes from `address` on, or `None` if the address space has fewer.
+    /// [`Range::new`] says so in words.
     #[inline]
-    pub fn new(address: u64, length: u64) -> Result<Self, Error> {
-        if length == 0 {
-            return Err(Error::NoLength { address });
-        }
-        let Some(end) = address.checked_add(length) else { return Err(Error::Wraps { address, length }) };
-        Ok(Self { start: address, end })
+    pub(crate) fn of(address: u64, length: NonZeroU64) -> Option<Self> {
+        let end = address.checked_add(length.get())?;
+        Some(Self { start: address, end })
     }
 
     /// Returns the first address.
