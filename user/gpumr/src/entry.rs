@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! One registration. It ends when it is removed from the cache and its last lease has ended.
 
-use crate::backend::{Access, Gpu, Verbs};
+use crate::backend::{Access, Verbs};
 use crate::fork::{self, Closed};
 use crate::identity::Identity;
-use crate::inner::Inner;
-use crate::leaving::Leaves;
+use crate::leaving::Leaving;
 use crate::range::Range;
 use crate::stats::Counters;
 use crate::sync::{lock, Arc, AtomicU64, Mutex, Weak};
@@ -69,10 +68,25 @@ impl<V: Verbs> Drop for Region<V> {
     }
 }
 
-struct Alive<G: Gpu, V: Verbs> {
-    region: Region<V>,
+/// What an entry needs of the cache that keeps it.
+pub(crate) trait Home: Send + Sync + Sized + 'static {
+    type Verbs: Verbs;
+    /// Returns the list of the entries whose last lease is just ending. Returns `None` in a child of the
+    /// process, in which a thread of the parent may have its lock for ever.
+    fn leaving(&self) -> Option<&Leaving<Entry<Self>>>;
+    /// Continues when the last lease of this entry, which is awaited, has ended.
+    fn released(&self, entry: &Entry<Self>);
+    /// Notes that the entry with this number is deregistered.
+    fn ended(&self, number: u64);
+}
+
+/// A protection domain of the verbs that a cache uses.
+pub(crate) type Pd<H> = <<H as Home>::Verbs as Verbs>::Pd;
+
+struct Alive<H: Home> {
+    region: Region<H::Verbs>,
     /// The entry itself, so that leases need not count it a second time.
-    _own: Arc<Entry<G, V>>,
+    _own: Arc<Entry<H>>,
 }
 
 /// # Invariants
@@ -83,20 +97,20 @@ struct Alive<G: Gpu, V: Verbs> {
 // with entries of their own do not wait for each other. With reported frees and the types that
 // libgpumr.so has, a hit reads the first two lines. Without such reports it reads more of `identity`.
 #[repr(C, align(64))]
-pub(crate) struct Entry<G: Gpu, V: Verbs> {
+pub(crate) struct Entry<H: Home> {
     pub(crate) word: Word,
     /// The value of the cache's clock when it was last asked for.
     pub(crate) used: AtomicU64,
     pub(crate) range: Range,
-    pub(crate) pd: V::Pd,
+    pub(crate) pd: Pd<H>,
     pub(crate) access: Access,
     /// The GPU's number, or 0 if nobody needs it.
     pub(crate) device: i32,
     /// The use under which it waits to be evicted. It is read and written under the cache's lock.
     pub(crate) queued: AtomicU64,
-    alive: UnsafeCell<Option<Alive<G, V>>>,
+    alive: UnsafeCell<Option<Alive<H>>>,
     pub(crate) identity: Identity,
-    pub(crate) cache: Weak<Inner<G, V>>,
+    pub(crate) cache: Weak<H>,
     pub(crate) keys: (u32, u32),
     pub(crate) way: Way,
     /// Says whether the region is no longer the cache's.
@@ -105,25 +119,25 @@ pub(crate) struct Entry<G: Gpu, V: Verbs> {
 
 // SAFETY: All fields may be sent and shared but `alive`. Its parts may, and its one writer is alone
 // by the invariant.
-unsafe impl<G: Gpu, V: Verbs> Sync for Entry<G, V> {}
+unsafe impl<H: Home> Sync for Entry<H> {}
 
 /// The parts that an entry is made of.
-pub(crate) struct Parts<G: Gpu, V: Verbs> {
-    pub(crate) pd: V::Pd,
+pub(crate) struct Parts<H: Home> {
+    pub(crate) pd: Pd<H>,
     pub(crate) access: Access,
     pub(crate) range: Range,
     pub(crate) device: i32,
     pub(crate) way: Way,
     pub(crate) keys: (u32, u32),
-    pub(crate) cache: Weak<Inner<G, V>>,
+    pub(crate) cache: Weak<H>,
     pub(crate) identity: Identity,
     pub(crate) used: u64,
-    pub(crate) region: Region<V>,
+    pub(crate) region: Region<H::Verbs>,
 }
 
-impl<G: Gpu, V: Verbs> Entry<G, V> {
+impl<H: Home> Entry<H> {
     /// Returns a new entry, with a lease.
-    pub(crate) fn new(parts: Parts<G, V>) -> (Arc<Self>, Held<G, V>) {
+    pub(crate) fn new(parts: Parts<H>) -> (Arc<Self>, Held<H>) {
         let entry = Arc::new(Self {
             word: Word::new(),
             used: AtomicU64::new(parts.used),
@@ -148,7 +162,7 @@ impl<G: Gpu, V: Verbs> Entry<G, V> {
 
     /// Returns a lease, unless the entry is removed, and the number of hits that must be counted.
     #[inline]
-    pub(crate) fn hit(&self) -> Option<(Held<G, V>, u64)> {
+    pub(crate) fn hit(&self) -> Option<(Held<H>, u64)> {
         let hits = self.word.hit()?;
         Some((Held(NonNull::from(self)), hits))
     }
@@ -158,7 +172,7 @@ impl<G: Gpu, V: Verbs> Entry<G, V> {
     /// # Safety
     ///
     /// The entry is not removed, or has a lease, until the reference is no longer used.
-    pub(crate) unsafe fn region(&self) -> &Region<V> {
+    pub(crate) unsafe fn region(&self) -> &Region<H::Verbs> {
         // SAFETY: By this function's contract and the invariant nobody writes.
         let alive = unsafe { &*self.alive.get() };
         &alive.as_ref().expect("until it ends").region
@@ -170,7 +184,7 @@ impl<G: Gpu, V: Verbs> Entry<G, V> {
     /// # Safety
     ///
     /// `word` told the caller that the entry is removed and without leases.
-    unsafe fn finish(&self) -> Option<Alive<G, V>> {
+    unsafe fn finish(&self) -> Option<Alive<H>> {
         // SAFETY: By this function's contract and the invariant it belongs to the caller.
         unsafe { (*self.alive.get()).take() }
     }
@@ -182,20 +196,20 @@ impl<G: Gpu, V: Verbs> Entry<G, V> {
 
 /// An entry that was removed when nobody used it. Dropping it deregisters, so it must happen where
 /// no lock is held. The number is that under which others wait for it.
-pub(crate) struct Removed<G: Gpu, V: Verbs>(Arc<Entry<G, V>>, u64);
+pub(crate) struct Removed<H: Home>(Arc<Entry<H>>, u64);
 
-impl<G: Gpu, V: Verbs> Removed<G, V> {
+impl<H: Home> Removed<H> {
     /// Takes over the end of an entry.
     ///
     /// # Safety
     ///
     /// As for [`Entry::finish()`].
-    pub(crate) unsafe fn new(entry: Arc<Entry<G, V>>, number: u64) -> Self {
+    pub(crate) unsafe fn new(entry: Arc<Entry<H>>, number: u64) -> Self {
         Self(entry, number)
     }
 }
 
-impl<G: Gpu, V: Verbs> Drop for Removed<G, V> {
+impl<H: Home> Drop for Removed<H> {
     fn drop(&mut self) {
         // SAFETY: Promised in `new()`.
         drop(unsafe { self.0.finish() });
@@ -210,25 +224,25 @@ impl<G: Gpu, V: Verbs> Drop for Removed<G, V> {
 /// # Invariants
 ///
 /// It is counted in the entry's word, so the entry lives.
-pub(crate) struct Held<G: Gpu, V: Verbs>(NonNull<Entry<G, V>>);
+pub(crate) struct Held<H: Home>(NonNull<Entry<H>>);
 
 // SAFETY: It is a counted reference, as `Arc` is one, to what may be sent and shared.
-unsafe impl<G: Gpu, V: Verbs> Send for Held<G, V> {}
+unsafe impl<H: Home> Send for Held<H> {}
 // SAFETY: As for Send.
-unsafe impl<G: Gpu, V: Verbs> Sync for Held<G, V> {}
+unsafe impl<H: Home> Sync for Held<H> {}
 
-impl<G: Gpu, V: Verbs> Deref for Held<G, V> {
-    type Target = Entry<G, V>;
+impl<H: Home> Deref for Held<H> {
+    type Target = Entry<H>;
 
-    fn deref(&self) -> &Entry<G, V> {
+    fn deref(&self) -> &Entry<H> {
         // SAFETY: By the invariant it lives.
         unsafe { self.0.as_ref() }
     }
 }
 
-impl<G: Gpu, V: Verbs> Held<G, V> {
+impl<H: Home> Held<H> {
     /// Returns the lease as a pointer. The lease does not end.
-    pub(crate) fn into_raw(self) -> NonNull<Entry<G, V>> {
+    pub(crate) fn into_raw(self) -> NonNull<Entry<H>> {
         std::mem::ManuallyDrop::new(self).0
     }
 
@@ -237,24 +251,24 @@ impl<G: Gpu, V: Verbs> Held<G, V> {
     /// # Safety
     ///
     /// `into_raw()` returned it, and this is done with it once.
-    pub(crate) unsafe fn from_raw(entry: NonNull<Entry<G, V>>) -> Self {
+    pub(crate) unsafe fn from_raw(entry: NonNull<Entry<H>>) -> Self {
         Self(entry)
     }
 
     /// Returns the entry, for longer than this lease.
-    fn own(&self) -> Option<Arc<Entry<G, V>>> {
+    fn own(&self) -> Option<Arc<Entry<H>>> {
         // SAFETY: This lease lives, so nobody writes.
         let alive = unsafe { &*self.alive.get() };
         alive.as_ref().map(|alive| alive._own.clone())
     }
 
-    pub(crate) fn region(&self) -> &Region<V> {
+    pub(crate) fn region(&self) -> &Region<H::Verbs> {
         // SAFETY: This lease lives as long as the reference.
         unsafe { (**self).region() }
     }
 }
 
-impl<G: Gpu, V: Verbs> Drop for Held<G, V> {
+impl<H: Home> Drop for Held<H> {
     #[inline]
     fn drop(&mut self) {
         // From here on the entry may go, except for the caller that learns that it must end the
@@ -268,6 +282,34 @@ impl<G: Gpu, V: Verbs> Drop for Held<G, V> {
     }
 }
 
+/// Keeps an entry in the list of its cache until drop.
+struct Leaves<H: Home> {
+    cache: Arc<H>,
+    entry: Arc<Entry<H>>,
+}
+
+impl<H: Home> Leaves<H> {
+    /// Puts the entry into the list, before its last lease ends. Returns `None` in a child of the
+    /// process.
+    fn new(cache: Arc<H>, entry: Arc<Entry<H>>) -> Option<Self> {
+        cache.leaving()?.add(entry.clone());
+        Some(Self { cache, entry })
+    }
+
+    /// Continues when the lease has ended.
+    fn released(self) {
+        self.cache.released(&self.entry);
+    }
+}
+
+impl<H: Home> Drop for Leaves<H> {
+    fn drop(&mut self) {
+        if let Some(leaving) = self.cache.leaving() {
+            leaving.remove(&self.entry);
+        }
+    }
+}
+
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
@@ -276,7 +318,7 @@ mod tests {
     /// The size of a line of the processor's cache.
     const LINE: usize = 64;
 
-    type Entry = super::Entry<crate::cuda::Cuda, crate::ibverbs::IbVerbs>;
+    type Entry = super::Entry<crate::inner::Inner<crate::cuda::Cuda, crate::ibverbs::IbVerbs>>;
 
     #[test]
     fn a_hit_writes_to_one_line_and_reads_two_where_frees_are_reported() {

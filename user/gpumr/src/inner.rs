@@ -3,7 +3,7 @@
 //! what is done with it.
 
 use crate::backend::{Access, Gpu, Verbs};
-use crate::entry::{Entry, Export, Held, Parts, Region, Removed};
+use crate::entry::{self, Export, Home, Parts, Region};
 use crate::error::{Error, Memory, Refusal};
 use crate::exit;
 use crate::fork::{self, Closed};
@@ -29,6 +29,13 @@ const UNQUEUED: u64 = u64::MAX;
 /// not get the whole.
 const ZERO_BASED: i32 = 1 << 5;
 
+/// An entry of a cache of these types.
+pub(crate) type Entry<G, V> = entry::Entry<Inner<G, V>>;
+/// A lease of such an entry.
+pub(crate) type Held<G, V> = entry::Held<Inner<G, V>>;
+/// Such an entry that was removed when nobody used it.
+type Removed<G, V> = entry::Removed<Inner<G, V>>;
+
 pub(crate) struct Inner<G: Gpu, V: Verbs> {
     gpu: G,
     verbs: Arc<V>,
@@ -46,7 +53,7 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     pressure: Pressure,
     state: Mutex<State<G, V>>,
     /// The entries that threads are letting go of at this moment. Its lock may be taken under that of `state`.
-    pub(crate) leaving: Leaving<G, V>,
+    leaving: Leaving<Entry<G, V>>,
     /// It is signalled when something leaves [`State::ending`], and when nobody asks any more.
     ended: Condvar,
 }
@@ -107,7 +114,7 @@ struct State<G: Gpu, V: Verbs> {
     asking: usize,
     /// Entries in use that are not in the map because a larger one has their place. Empty if nobody
     /// wants to hear of them.
-    outside: Outside<G, V>,
+    outside: Outside<Inner<G, V>>,
 }
 
 impl<G: Gpu, V: Verbs> State<G, V> {
@@ -604,13 +611,6 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         Some((None, Some(export?.close()?)))
     }
 
-    /// Notes that the entry with this number is deregistered.
-    pub(crate) fn ended(&self, number: u64) {
-        let ended = lock(&self.state).ending.remove(&number);
-        self.ended.notify_all();
-        drop(ended);
-    }
-
     /// Waits for what other threads are deregistering at this moment, and returns the number of the
     /// next end. The caller has nothing left to deregister itself.
     fn wait_for_ends(&self) -> u64 {
@@ -772,31 +772,6 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         drop(state);
     }
 
-    /// Continues when the last lease of this entry, which is awaited, has ended.
-    pub(crate) fn released(&self, entry: &Entry<G, V>) {
-        if self.check_process().is_err() {
-            return;
-        }
-        let mut state = lock(&self.state);
-        let mut out = None;
-        if let Some(entry) = state.same(entry).cloned() {
-            if state.pressed.contains(&entry.device) && self.evict(&entry) {
-                state.take(&entry);
-                // SAFETY: evict() said so.
-                out = Some(unsafe { state.end(&entry) });
-            } else {
-                state.enqueue(&entry);
-            }
-            if self.options.idle_bytes > 0 && entry.word.in_use() {
-                // Somebody got it meanwhile, and lend() sees to it that its last lease comes here.
-                state.unqueue(&entry);
-            }
-        }
-        drop(state);
-        drop(out);
-        self.trim();
-    }
-
     /// Evicts all that nobody uses, and ends what is freed, before a program allocates what it
     /// could not get. What other threads are letting go of is released, too, when this returns.
     /// Returns how many bytes it released itself.
@@ -912,6 +887,45 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             let Some(next) = device.checked_add(1) else { return };
             from = (next, 0);
         }
+    }
+}
+
+impl<G: Gpu, V: Verbs> Home for Inner<G, V> {
+    type Verbs = V;
+
+    fn leaving(&self) -> Option<&Leaving<Entry<G, V>>> {
+        self.check_process().ok()?;
+        Some(&self.leaving)
+    }
+
+    fn released(&self, entry: &Entry<G, V>) {
+        if self.check_process().is_err() {
+            return;
+        }
+        let mut state = lock(&self.state);
+        let mut out = None;
+        if let Some(entry) = state.same(entry).cloned() {
+            if state.pressed.contains(&entry.device) && self.evict(&entry) {
+                state.take(&entry);
+                // SAFETY: evict() said so.
+                out = Some(unsafe { state.end(&entry) });
+            } else {
+                state.enqueue(&entry);
+            }
+            if self.options.idle_bytes > 0 && entry.word.in_use() {
+                // Somebody got it meanwhile, and lend() sees to it that its last lease comes here.
+                state.unqueue(&entry);
+            }
+        }
+        drop(state);
+        drop(out);
+        self.trim();
+    }
+
+    fn ended(&self, number: u64) {
+        let ended = lock(&self.state).ending.remove(&number);
+        self.ended.notify_all();
+        drop(ended);
     }
 }
 

@@ -2,7 +2,7 @@
 //! The lease that `register` returns.
 
 use crate::backend::{Gpu, Verbs};
-use crate::entry::{Entry, Held};
+use crate::inner::{Entry, Held};
 use crate::range::Range;
 use crate::way::Way;
 use std::ffi::c_void;
@@ -91,7 +91,7 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
     /// each time that it was returned.
     pub unsafe fn from_raw(raw: NonNull<c_void>) -> Self {
         // SAFETY: By this function's contract.
-        let entry = unsafe { Held::from_raw(raw.cast::<Entry<G, V>>()) };
+        let entry = unsafe { Held::<G, V>::from_raw(raw.cast::<Entry<G, V>>()) };
         let range = entry.range;
         Self { entry, range }
     }

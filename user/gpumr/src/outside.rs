@@ -2,36 +2,35 @@
 //! Keeps entries that may be anywhere and of any size, also one in another, and finds those of a range
 //! without a look at the others.
 
-use crate::backend::{Gpu, Verbs};
-use crate::entry::Entry;
+use crate::entry::{Entry, Home};
 use crate::range::Range;
 use crate::sync::Arc;
 use std::collections::BTreeMap;
 
 /// Entries by their first address. The number tells entries apart that begin at the same one.
-type Starts<G, V> = BTreeMap<(u64, usize), Arc<Entry<G, V>>>;
+type Starts<H> = BTreeMap<(u64, usize), Arc<Entry<H>>>;
 
 /// # Invariants
 ///
 /// What lies under `n` has at least 2 to the power of `n` bytes, and less than twice as many. So what
 /// reaches into a range begins less than that before it. `count` is the number of all.
-pub(crate) struct Outside<G: Gpu, V: Verbs> {
-    sizes: BTreeMap<u32, Starts<G, V>>,
+pub(crate) struct Outside<H: Home> {
+    sizes: BTreeMap<u32, Starts<H>>,
     count: usize,
     /// The number of entries beyond which those without leases are dropped.
     most: usize,
 }
 
-impl<G: Gpu, V: Verbs> Default for Outside<G, V> {
+impl<H: Home> Default for Outside<H> {
     fn default() -> Self {
         Self { sizes: BTreeMap::new(), count: 0, most: 0 }
     }
 }
 
-impl<G: Gpu, V: Verbs> Outside<G, V> {
+impl<H: Home> Outside<H> {
     /// Remembers entries that may have leases. Drops those without leases before they are the
     /// majority.
-    pub(crate) fn keep(&mut self, entries: &[Arc<Entry<G, V>>]) {
+    pub(crate) fn keep(&mut self, entries: &[Arc<Entry<H>>]) {
         if self.count + entries.len() > self.most {
             self.sizes.retain(|_, starts| {
                 starts.retain(|_, entry| entry.word.in_use());
@@ -48,7 +47,7 @@ impl<G: Gpu, V: Verbs> Outside<G, V> {
     }
 
     /// Takes out the entries that share a byte with this range, or all.
-    pub(crate) fn take(&mut self, range: Option<Range>) -> Vec<Arc<Entry<G, V>>> {
+    pub(crate) fn take(&mut self, range: Option<Range>) -> Vec<Arc<Entry<H>>> {
         let Some(range) = range else {
             self.count = 0;
             return std::mem::take(&mut self.sizes).into_values().flat_map(BTreeMap::into_values).collect();

@@ -2,9 +2,8 @@
 //! Remembers what this thread registered last, so that a hit needs no lock. An entry that is found
 //! here may be removed, which its word says. Only the entry is kept, never its region.
 
-use crate::backend::{Access, Gpu, Verbs};
-use crate::entry::Entry;
-use crate::inner::Inner;
+use crate::backend::Access;
+use crate::entry::{Entry, Home, Pd};
 use crate::range::Range;
 use crate::sync::{thread_local, Arc};
 use std::any::Any;
@@ -21,7 +20,7 @@ const SLOTS: usize = 1 << SLOTS_LOG;
 ///
 /// # Invariants
 ///
-/// `entry` is an [`Entry`] with the type parameters of the [`Inner`] at the address `cache`, of which
+/// `entry` is an [`Entry`] of the cache at the address `cache`, and has the type of that one, of which
 /// it has a weak reference, so nothing else takes that address. Without an entry, `cache` is 0, at
 /// which there is no cache.
 #[derive(Clone)]
@@ -90,12 +89,12 @@ fn slots(pd: &impl Hash, access: Access, start: u64) -> (usize, [usize; 2]) {
 /// Returns what `found` makes of the entry of this domain, access and range, if this thread had it
 /// lately.
 #[inline]
-pub(crate) fn find<G: Gpu, V: Verbs, T>(
-    cache: &Arc<Inner<G, V>>,
-    pd: V::Pd,
+pub(crate) fn find<H: Home, T>(
+    cache: &Arc<H>,
+    pd: Pd<H>,
     access: Access,
     range: &Range,
-    found: impl FnOnce(&Entry<G, V>) -> Option<T>,
+    found: impl FnOnce(&Entry<H>) -> Option<T>,
 ) -> Option<T> {
     let address = Arc::as_ptr(cache) as usize;
     let look = |recent: &RefCell<Option<Pairs>>| {
@@ -107,7 +106,7 @@ pub(crate) fn find<G: Gpu, V: Verbs, T>(
             if slot.start != range.start() || slot.cache != address {
                 return None;
             }
-            let entry = std::ptr::from_ref(slot.entry.as_deref()?).cast::<Entry<G, V>>();
+            let entry = std::ptr::from_ref(slot.entry.as_deref()?).cast::<Entry<H>>();
             // SAFETY: By the invariant it is an entry of this cache, which the slot holds.
             let entry = unsafe { &*entry };
             (entry.pd == pd && entry.access == access && entry.range.contains(range)).then_some(entry)
@@ -119,7 +118,7 @@ pub(crate) fn find<G: Gpu, V: Verbs, T>(
 }
 
 /// Keeps `entry`, so that this thread's next hit from `start` on finds it here.
-pub(crate) fn keep<G: Gpu, V: Verbs>(entry: Arc<Entry<G, V>>, start: u64) {
+pub(crate) fn keep<H: Home>(entry: Arc<Entry<H>>, start: u64) {
     let (pair, slots) = slots(&entry.pd, entry.access, start);
     let cache = entry.cache.as_ptr() as usize;
     let _ = RECENT.try_with(|recent| {
