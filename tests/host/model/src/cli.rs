@@ -7,10 +7,9 @@
 //! exit status is 86.
 
 use crate::explore::Outcome;
-use crate::rdma::{Generation, GENERATIONS};
 use crate::rt::rt;
 use crate::scenario::{search, Scenario, Search, EXHAUSTIVE, RANDOM};
-use crate::world::{Fault, Mode, Module, FAULTS};
+use crate::world::{Fault, Generation, Mode, Module, FAULTS, GENERATIONS};
 
 fn fail(text: &str) -> ! {
     eprintln!("{text}");

@@ -7,62 +7,12 @@
 //! reduction with source sets (Abdulla, Aronis, Jonsson, Sagonas, 2014) and sleep sets, without any
 //! bound on preemptions. `tests/explorer.rs` compares it with a plain enumeration of all orders.
 
+use crate::order::{before, join, Clock, Order, ORDER};
 use crate::rt::{rt, Op, Want};
-use rustc_hash::FxHashMap;
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-
-type Clock = Vec<usize>;
-
-fn join(a: &mut Clock, b: &Clock) {
-    if a.len() < b.len() {
-        a.resize(b.len(), 0);
-    }
-    for (x, y) in a.iter_mut().zip(b) {
-        *x = (*x).max(*y);
-    }
-}
-
-/// The state of one object in the execution under way.
-#[derive(Default)]
-struct Object {
-    /// The last step that wrote it, and the steps that read it since.
-    write: Option<usize>,
-    reads: Vec<usize>,
-    /// The joined clocks of the writes, and of the reads since.
-    write_clock: Clock,
-    read_clock: Clock,
-}
-
-/// The happens-before order of the execution under way.
-#[derive(Default)]
-struct Order {
-    clocks: Vec<Clock>,
-    objects: FxHashMap<u64, Object>,
-    /// The clock of each step.
-    steps: Vec<Clock>,
-}
-
-/// Returns whether the step with this number, by `task`, comes before whatever has `clock`.
-fn before(step: usize, task: usize, clock: &Clock) -> bool {
-    clock.get(task).copied().unwrap_or(0) > step
-}
-
-thread_local! {
-    static ORDER: RefCell<Order> = RefCell::new(Order::default());
-}
-
-/// Orders the next holder of the lock after what its last holder did.
-pub(crate) fn unlocked(task: usize, id: u64, exclusive: bool) {
-    ORDER.with(|order| {
-        let order = &mut *order.borrow_mut();
-        if let (Some(clock), Some(object)) = (order.clocks.get(task), order.objects.get_mut(&id)) {
-            join(if exclusive { &mut object.write_clock } else { &mut object.read_clock }, clock);
-        }
-    });
-}
 
 /// A choice on the path that is being explored.
 struct Node {

@@ -12,11 +12,11 @@
 //! the RM API lock.
 
 use crate::raw;
+use crate::rdma::check_dma;
 use crate::rt::{self, fail, note, rt, Rank};
-use crate::world::{free_callback, w, Fault, NIC, RM_API};
+use crate::world::{free_callback, w, Callback, Fault, How, PinRec, NIC, PAGE, RM_API, SLOTS};
 use std::ffi::c_void;
 
-pub const PAGE: u64 = 64 << 10;
 /// The address of the GPU's BAR.
 pub const BAR: u64 = 1 << 32;
 pub const BAR_LEN: u64 = 1 << 28;
@@ -27,57 +27,6 @@ pub const EBUSY: i32 = -16;
 pub const ENODEV: i32 = -19;
 pub const EINVAL: i32 = -22;
 pub const ENOTSUPP: i32 = -524;
-
-type Callback = unsafe extern "C" fn(*mut c_void);
-
-/// Memory that a process allocated.
-pub struct Alloc {
-    pub process: usize,
-    pub va: u64,
-    pub len: u64,
-    pub phys: u64,
-    pub alive: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum How {
-    Live,
-    /// The provider took the memory back, and the callback returned.
-    Freed,
-    Put,
-    /// A put returned 0 without doing anything, as an MPS server's teardown causes
-    /// (docs/facts.md#processes). The callback is still armed.
-    Forgotten,
-    /// A persistent put failed. The pin stays, and nothing can end it any more
-    /// (docs/facts.md#persistent).
-    Lost,
-}
-
-pub struct PinRec {
-    pub alloc: usize,
-    pub process: usize,
-    pub slot: usize,
-    va: u64,
-    len: u64,
-    pub persistent: bool,
-    pub ours: bool,
-    pub how: How,
-    callback: Option<Callback>,
-    data: usize,
-    /// The registration of the core that the pin serves, once that is known.
-    pub umem: Option<usize>,
-}
-
-impl PinRec {
-    /// Returns the address behind its last byte.
-    pub fn end(&self) -> u64 {
-        self.va + self.len
-    }
-}
-
-/// The number of page tables. Each has one page of memory for its head, its array of pages, and its
-/// pages.
-const SLOTS: usize = 48;
 
 struct Arena {
     base: *mut u8,
@@ -151,54 +100,6 @@ fn slot_page(slot: usize, closed: bool) -> *mut u8 {
     ARENA.with(|arena| arena.borrow_mut().get_or_insert_with(Arena::new).set(slot, closed))
 }
 
-#[derive(Default)]
-pub struct Gpu {
-    pub allocs: Vec<Alloc>,
-    pub pins: Vec<PinRec>,
-    /// The free slots. The last one is given out next, as kmalloc does.
-    slots: Vec<usize>,
-    pub mappings: Vec<Box<raw::nvidia_p2p_dma_mapping>>,
-    pub gets: usize,
-    pub puts: usize,
-    /// The number of our gets and puts that happen while all registrations of the machine wait.
-    pub gets_under_the_peer_mutex: usize,
-    pub puts_under_the_peer_mutex: usize,
-    /// The length in bytes of the longest range that we asked for.
-    pub longest_asked: u64,
-    /// The number of pages in the tables that the provider was asked to map.
-    pub mapped_pages: u32,
-    pub second_user_losses: usize,
-    /// The number of times that persistent pins hold the GPU open. Each get adds one, and each put
-    /// takes one away, whatever it returns.
-    references: i64,
-    /// A function that makes wrong tables of those that we get.
-    pub spoil: Option<fn(&mut raw::nvidia_p2p_page_table)>,
-}
-
-impl Gpu {
-    pub fn new() -> Self {
-        Self { slots: (0..SLOTS).rev().collect(), ..Self::default() }
-    }
-
-    fn find(&self, process: usize, va: u64, len: u64) -> Option<usize> {
-        self.allocs.iter().position(|a| {
-            a.alive && a.process == process && va >= a.va && va.checked_add(len).is_some_and(|e| e <= a.va + a.len)
-        })
-    }
-
-    /// Returns where the byte at `va` of a pin lies, or `None` if the pin does not cover it.
-    pub fn phys(&self, pin: usize, va: u64) -> Option<u64> {
-        let p = self.pins.get(pin)?;
-        let into = va.checked_sub(p.va).filter(|into| *into < p.len)?;
-        let gap = if w().scattered { into / PAGE * PAGE } else { 0 };
-        Some(self.allocs[p.alloc].phys + (p.va - self.allocs[p.alloc].va) + into + gap)
-    }
-
-    pub fn live_pins(&self) -> usize {
-        self.pins.iter().filter(|p| matches!(p.how, How::Live | How::Forgotten)).count()
-    }
-}
-
 /// Fills a page table with plausible bytes, unless a fault says otherwise.
 fn fill(slot: usize, phys: u64, len: u64, scattered: bool) -> *mut raw::nvidia_p2p_page_table {
     let page = slot_page(slot, false);
@@ -248,7 +149,7 @@ fn end_pin(pin: usize, how: How) {
     let slot = world.gpu.pins[pin].slot;
     slot_page(slot, true);
     world.gpu.slots.push(slot);
-    crate::rdma::check_dma(pin, "its pin is gone");
+    check_dma(pin, "its pin is gone");
 }
 
 /// Gets a pin for a user of the API, ours or another.

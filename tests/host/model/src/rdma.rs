@@ -12,92 +12,12 @@
 //! Left out: memlock accounting, get_user_pages, queues, devx, the NIC driver's page-size
 //! arithmetic.
 
-use crate::gpu::How;
 use crate::raw;
 use crate::rt::{self, fail, note, rt, Rank};
-use crate::world::{self, device, in_text, w, Fault, SgTable, CLIENT, NIC, PEER_MUTEX, SG, UMEM};
+use crate::world::{
+    self, device, in_text, w, Client, Fault, Generation, How, SgTable, State, Umem, CLIENT, NIC, PEER_MUTEX, SG, UMEM,
+};
 use kernel::ffi::c_void;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Generation {
-    /// A core with the inverted test in stop_invalidation_notifier (OFED 5.5 to 25.01).
-    V2410,
-    /// A core like that of OFED 25.04 and later.
-    V2510,
-}
-
-impl Generation {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::V2410 => "24.10",
-            Self::V2510 => "25.10",
-        }
-    }
-}
-
-pub const GENERATIONS: [Generation; 2] = [Generation::V2410, Generation::V2510];
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    Unmapped,
-    Mapped,
-    Invalidated,
-}
-
-pub struct Client {
-    object: *const raw::peer_memory_client,
-    wants_invalidation: bool,
-    unmaps: bool,
-    registered: bool,
-    users: usize,
-    idle: usize,
-    /// The tickets, each with its umem.
-    tickets: Vec<(u64, usize)>,
-    next_ticket: u64,
-}
-
-pub struct Umem {
-    client: usize,
-    context: *mut c_void,
-    /// The pins in the order of their addresses.
-    pub pins: Vec<usize>,
-    pub process: usize,
-    ticket: Option<u64>,
-    /// The number of the umem mapping lock.
-    lock: u64,
-    state: State,
-    func: bool,
-    sgt: Box<SgTable>,
-    nmap: Box<i32>,
-    /// Whether the NIC has a live mkey that is not fenced.
-    mkey: bool,
-    pub registered: bool,
-    released: bool,
-    /// Whether its pointer to the client is NULL.
-    forgotten: bool,
-    va: u64,
-    len: u64,
-    /// The number of the last acquisition of each state lock in release.
-    release_took: Vec<(u64, u64)>,
-}
-
-pub struct Core {
-    pub generation: Generation,
-    pub clients: Vec<Client>,
-    pub umems: Vec<Umem>,
-    pub invalidations: usize,
-    /// Whether the registration can be invalidated. MRs can, queues and the like cannot.
-    pub invalidation_supported: bool,
-}
-
-// The core's pointers are only numbers to other tasks.
-unsafe impl Send for Core {}
-
-impl Core {
-    pub fn new(generation: Generation) -> Self {
-        Self { generation, clients: Vec::new(), umems: Vec::new(), invalidations: 0, invalidation_supported: true }
-    }
-}
 
 fn handle(client: usize) -> *mut c_void {
     std::ptr::without_provenance_mut(0x100 + client)

@@ -7,6 +7,7 @@
 //! go on is never run, and when no task can, that is a deadlock. Everything between two
 //! announcements of a task is one step.
 
+use crate::order;
 use kernel::backend::Touch;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use std::cell::UnsafeCell;
@@ -412,7 +413,7 @@ pub fn unlock(id: u64) {
     }
     lock.owner = None;
     r.me().held.retain(|h| h.1 != id);
-    crate::explore::unlocked(me, id, true);
+    order::unlocked(me, id, true);
 }
 
 /// Leaves the lock taken for good, by nobody who could give it back.
@@ -469,7 +470,7 @@ pub fn unlock_shared(id: u64) {
     r.locks.entry(id).or_default().readers -= 1;
     let me = r.current;
     r.me().held.retain(|h| h.1 != id);
-    crate::explore::unlocked(me, id, false);
+    order::unlocked(me, id, false);
 }
 
 /// Makes a step on a shared object of the model.

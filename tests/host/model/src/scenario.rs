@@ -3,10 +3,10 @@
 //! The scenarios: what the threads of one execution do.
 
 use crate::explore::{Exhaustive, Filtered, Outcome};
-use crate::gpu::{self, Alloc, BAR, PAGE};
-use crate::rdma::{self, Generation};
+use crate::gpu::{self, BAR};
+use crate::rdma;
 use crate::rt::{self, fail, rt, spawn};
-use crate::world::{self, w, Fault, Mode, Module, World, FAULTS};
+use crate::world::{self, w, Alloc, Fault, Generation, Mode, Module, World, FAULTS, PAGE};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 use std::cell::RefCell;

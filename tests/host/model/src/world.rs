@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Models everything outside the module in one execution, and the C functions of src/ffi/shim.h as
-//! the module finds them there.
+//! Models everything outside the module in one execution: what there is of the GPU, of the core and of
+//! the loader. `gpu.rs`, `rdma.rs` and `shim.rs` say what they do with it.
 
-use crate::gpu::{self, Gpu, BAR, BAR_LEN};
 use crate::raw;
-use crate::rdma::{self, Core, Generation};
-use crate::rt::{self, fail, rt, Rank};
+use crate::rt::{self, fail, rt};
 use kernel::ffi::{c_int, c_void};
 use std::cell::UnsafeCell;
+
+/// The size of a page of the GPU.
+pub const PAGE: u64 = 64 << 10;
 
 // The objects of steps. Numbers from 1000 on are given out, and addresses are larger.
 pub const PEER_MUTEX: u64 = 1;
@@ -95,23 +96,203 @@ pub const FAULTS: [Fault; 15] = [
     Fault::Killed,
 ];
 
+/// Memory that a process allocated.
+pub struct Alloc {
+    pub process: usize,
+    pub va: u64,
+    pub len: u64,
+    pub phys: u64,
+    pub alive: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum How {
+    Live,
+    /// The provider took the memory back, and the callback returned.
+    Freed,
+    Put,
+    /// A put returned 0 without doing anything, as an MPS server's teardown causes
+    /// (docs/facts.md#processes). The callback is still armed.
+    Forgotten,
+    /// A persistent put failed. The pin stays, and nothing can end it any more
+    /// (docs/facts.md#persistent).
+    Lost,
+}
+
+pub(crate) type Callback = unsafe extern "C" fn(*mut c_void);
+
+pub struct PinRec {
+    pub alloc: usize,
+    pub process: usize,
+    pub slot: usize,
+    pub(crate) va: u64,
+    pub(crate) len: u64,
+    pub persistent: bool,
+    pub ours: bool,
+    pub how: How,
+    pub(crate) callback: Option<Callback>,
+    pub(crate) data: usize,
+    /// The registration of the core that the pin serves, once that is known.
+    pub umem: Option<usize>,
+}
+
+impl PinRec {
+    /// Returns the address behind its last byte.
+    pub fn end(&self) -> u64 {
+        self.va + self.len
+    }
+}
+
+/// The number of page tables. Each has one page of memory for its head, its array of pages, and its
+/// pages.
+pub(crate) const SLOTS: usize = 48;
+
+#[derive(Default)]
+pub struct Gpu {
+    pub allocs: Vec<Alloc>,
+    pub pins: Vec<PinRec>,
+    /// The free slots. The last one is given out next, as kmalloc does.
+    pub(crate) slots: Vec<usize>,
+    pub mappings: Vec<Box<raw::nvidia_p2p_dma_mapping>>,
+    pub gets: usize,
+    pub puts: usize,
+    /// The number of our gets and puts that happen while all registrations of the machine wait.
+    pub gets_under_the_peer_mutex: usize,
+    pub puts_under_the_peer_mutex: usize,
+    /// The length in bytes of the longest range that we asked for.
+    pub longest_asked: u64,
+    /// The number of pages in the tables that the provider was asked to map.
+    pub mapped_pages: u32,
+    pub second_user_losses: usize,
+    /// The number of times that persistent pins hold the GPU open. Each get adds one, and each put
+    /// takes one away, whatever it returns.
+    pub(crate) references: i64,
+    /// A function that makes wrong tables of those that we get.
+    pub spoil: Option<fn(&mut raw::nvidia_p2p_page_table)>,
+}
+
+impl Gpu {
+    pub fn new() -> Self {
+        Self { slots: (0..SLOTS).rev().collect(), ..Self::default() }
+    }
+
+    pub(crate) fn find(&self, process: usize, va: u64, len: u64) -> Option<usize> {
+        self.allocs.iter().position(|a| {
+            a.alive && a.process == process && va >= a.va && va.checked_add(len).is_some_and(|e| e <= a.va + a.len)
+        })
+    }
+
+    /// Returns where the byte at `va` of a pin lies, or `None` if the pin does not cover it.
+    pub fn phys(&self, pin: usize, va: u64) -> Option<u64> {
+        let p = self.pins.get(pin)?;
+        let into = va.checked_sub(p.va).filter(|into| *into < p.len)?;
+        let gap = if w().scattered { into / PAGE * PAGE } else { 0 };
+        Some(self.allocs[p.alloc].phys + (p.va - self.allocs[p.alloc].va) + into + gap)
+    }
+
+    pub fn live_pins(&self) -> usize {
+        self.pins.iter().filter(|p| matches!(p.how, How::Live | How::Forgotten)).count()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Generation {
+    /// A core with the inverted test in stop_invalidation_notifier (OFED 5.5 to 25.01).
+    V2410,
+    /// A core like that of OFED 25.04 and later.
+    V2510,
+}
+
+impl Generation {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::V2410 => "24.10",
+            Self::V2510 => "25.10",
+        }
+    }
+}
+
+pub const GENERATIONS: [Generation; 2] = [Generation::V2410, Generation::V2510];
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum State {
+    Unmapped,
+    Mapped,
+    Invalidated,
+}
+
+pub struct Client {
+    pub(crate) object: *const raw::peer_memory_client,
+    pub(crate) wants_invalidation: bool,
+    pub(crate) unmaps: bool,
+    pub(crate) registered: bool,
+    pub(crate) users: usize,
+    pub(crate) idle: usize,
+    /// The tickets, each with its umem.
+    pub(crate) tickets: Vec<(u64, usize)>,
+    pub(crate) next_ticket: u64,
+}
+
+pub struct Umem {
+    pub(crate) client: usize,
+    pub(crate) context: *mut c_void,
+    /// The pins in the order of their addresses.
+    pub pins: Vec<usize>,
+    pub process: usize,
+    pub(crate) ticket: Option<u64>,
+    /// The number of the umem mapping lock.
+    pub(crate) lock: u64,
+    pub(crate) state: State,
+    pub(crate) func: bool,
+    pub(crate) sgt: Box<SgTable>,
+    pub(crate) nmap: Box<i32>,
+    /// Whether the NIC has a live mkey that is not fenced.
+    pub(crate) mkey: bool,
+    pub registered: bool,
+    pub(crate) released: bool,
+    /// Whether its pointer to the client is NULL.
+    pub(crate) forgotten: bool,
+    pub(crate) va: u64,
+    pub(crate) len: u64,
+    /// The number of the last acquisition of each state lock in release.
+    pub(crate) release_took: Vec<(u64, u64)>,
+}
+
+pub struct Core {
+    pub generation: Generation,
+    pub clients: Vec<Client>,
+    pub umems: Vec<Umem>,
+    pub invalidations: usize,
+    /// Whether the registration can be invalidated. MRs can, queues and the like cannot.
+    pub invalidation_supported: bool,
+}
+
+// The core's pointers are only numbers to other tasks.
+unsafe impl Send for Core {}
+
+impl Core {
+    pub fn new(generation: Generation) -> Self {
+        Self { generation, clients: Vec::new(), umems: Vec::new(), invalidations: 0, invalidation_supported: true }
+    }
+}
+
 pub struct Process {
     pub tgid: u32,
     pub start_ns: u64,
 }
 
 pub struct DmaMap {
-    phys: u64,
+    pub(crate) phys: u64,
     pub len: u64,
     pub dma: u64,
     pub live: bool,
-    umem: usize,
+    pub(crate) umem: usize,
 }
 
 pub struct Sg {
     pub entries: Vec<(u64, u32)>,
     pub freed: bool,
-    umem: Option<usize>,
+    pub(crate) umem: Option<usize>,
 }
 
 /// Stands for `struct sg_table`. 0 is an empty one.
@@ -152,9 +333,9 @@ pub struct World {
     pub going: bool,
     pub unloaded: bool,
     pub device_gone: bool,
-    proc_there: bool,
-    readers: usize,
-    no_readers: usize,
+    pub(crate) proc_there: bool,
+    pub(crate) readers: usize,
+    pub(crate) no_readers: usize,
 }
 
 thread_local! {
@@ -257,12 +438,6 @@ pub fn rmmod() -> bool {
     true
 }
 
-fn pci(device: *mut raw::device) {
-    if w().device_gone {
-        fail(format!("uses the NIC's device {device:?} after it is gone"));
-    }
-}
-
 pub fn device() -> *mut raw::device {
     std::ptr::without_provenance_mut(0x1000)
 }
@@ -280,7 +455,7 @@ pub fn check_released(umem: usize) {
 /// Checks, when nothing is registered any more, that the module still knows what is pinned, and
 /// cannot be unloaded.
 pub fn check_known() {
-    let left = w().gpu.pins.iter().filter(|p| p.ours && p.how == gpu::How::Live).count();
+    let left = w().gpu.pins.iter().filter(|p| p.ours && p.how == How::Live).count();
     if left != 0 && w().refs == 0 {
         fail(format!("{left} pins are left, and the module has forgotten them"));
     }
@@ -304,21 +479,6 @@ pub fn check_end() {
     if world.unloaded && rt().allocated != 0 {
         fail(format!("{} bytes are still allocated after the module was unloaded", rt().allocated));
     }
-}
-
-#[no_mangle]
-extern "C" fn nvpm_param_peerdirect_support() -> c_int {
-    0
-}
-
-#[no_mangle]
-extern "C" fn nvpm_param_persistent_api_support() -> c_int {
-    (w().mode != Mode::Legacy).into()
-}
-
-#[no_mangle]
-extern "C" fn nvpm_param_revocable_fallback() -> c_int {
-    (w().mode == Mode::Fallback).into()
 }
 
 #[no_mangle]
@@ -349,148 +509,12 @@ extern "C" fn nvpm_module_put() {
     }
 }
 
-#[no_mangle]
-extern "C" fn nvpm_core_present() -> c_int {
-    1
-}
-
-#[no_mangle]
-extern "C" fn nvpm_uverbs_loaded() -> c_int {
-    1
-}
-
-#[no_mangle]
-extern "C" fn nvpm_core_register(
-    client: *const raw::peer_memory_client,
-    invalidate: *mut raw::invalidate_peer_memory,
-) -> *mut c_void {
-    rdma::register_client(client, invalidate)
-}
-
-#[no_mangle]
-extern "C" fn nvpm_core_unregister(handle: *mut c_void) {
-    rdma::unregister_client(handle);
-}
-
-#[no_mangle]
-extern "C" fn nvpm_provider_present() -> c_int {
-    1
-}
-
-#[no_mangle]
-extern "C" fn nvpm_p2p_get(va: u64, length: u64, table: *mut *mut raw::nvidia_p2p_page_table, ticket: u64) -> c_int {
-    gpu::get(false, true, va, length, table, None, ticket as usize)
-}
-
-#[no_mangle]
-extern "C" fn nvpm_p2p_put(_va: u64, table: *mut raw::nvidia_p2p_page_table) -> c_int {
-    gpu::put(true, table)
-}
-
-#[no_mangle]
-extern "C" fn nvpm_p2p_get_persistent(va: u64, length: u64, table: *mut *mut raw::nvidia_p2p_page_table) -> c_int {
-    gpu::get(true, true, va, length, table, None, 0)
-}
-
-#[no_mangle]
-extern "C" fn nvpm_p2p_put_persistent(_va: u64, table: *mut raw::nvidia_p2p_page_table) -> c_int {
-    gpu::put_persistent(table)
-}
-
-#[no_mangle]
-extern "C" fn nvpm_p2p_dma_map(
-    device: *mut raw::device,
-    table: *mut raw::nvidia_p2p_page_table,
-    mapping: *mut *mut raw::nvidia_p2p_dma_mapping,
-) -> c_int {
-    pci(device);
-    gpu::dma_map(table, mapping)
-}
-
-#[no_mangle]
-extern "C" fn nvpm_p2p_dma_unmap(
-    device: *mut raw::device,
-    _table: *mut raw::nvidia_p2p_page_table,
-    _mapping: *mut raw::nvidia_p2p_dma_mapping,
-) -> c_int {
-    pci(device);
-    0
-}
-
-#[no_mangle]
-extern "C" fn nvpm_put_gate_lock_shared() {
-    rt::lock_shared(Rank::PutGate, PUT_GATE, "put gate (shared)");
-}
-
-#[no_mangle]
-extern "C" fn nvpm_put_gate_unlock_shared() {
-    rt::unlock_shared(PUT_GATE);
-}
-
-#[no_mangle]
-extern "C" fn nvpm_put_gate_lock_exclusive() {
-    rt::lock(Rank::PutGate, PUT_GATE, "put gate (exclusive)");
-}
-
-#[no_mangle]
-extern "C" fn nvpm_put_gate_unlock_exclusive() {
-    rt::unlock(PUT_GATE);
-}
-
-#[no_mangle]
-extern "C" fn nvpm_current_process(process: *mut raw::nvpm_process) {
-    let me = &w().processes[rt().me().process];
-    // SAFETY: The caller's place.
-    unsafe { process.write(raw::nvpm_process { start_ns: me.start_ns, tgid: me.tgid }) };
-}
-
-#[no_mangle]
-extern "C" fn nvpm_current_comm(comm: *mut u8) {
-    // SAFETY: The caller's place of 16 bytes.
-    unsafe { comm.write_bytes(0, 16) };
-}
-
-#[no_mangle]
-extern "C" fn nvpm_current_task() -> u64 {
-    rt().current as u64
-}
-
-#[no_mangle]
-extern "C" fn nvpm_now_ns() -> u64 {
-    // The clock stands still, because measured times decide nothing.
-    1
-}
-
-#[no_mangle]
-extern "C" fn nvpm_real_ns() -> u64 {
-    nvpm_now_ns()
-}
-
-#[no_mangle]
-extern "C" fn nvpm_proc_create() -> c_int {
-    rt::touch(PROC, true, "the proc files appear");
-    w().proc_there = true;
-    let no_readers = w().no_readers;
-    rt().flags[no_readers] = true;
-    0
-}
-
-#[no_mangle]
-extern "C" fn nvpm_proc_remove() {
-    rt::touch(PROC, true, "the proc files vanish");
-    w().proc_there = false;
-    rt::wait_flag(w().no_readers, "wait until nobody reads the proc files");
-}
-
-#[no_mangle]
-extern "C" fn nvpm_proc_write(seq: *mut c_void, text: *const u8, length: usize) {
-    if rt().me().held.iter().any(|h| h.0 >= Rank::State) {
-        fail("writes a proc file under a lock of its own".into());
-    }
-    if !seq.is_null() {
-        // SAFETY: A piece of text of the module, for the reader below.
-        unsafe { (*seq.cast::<Vec<u8>>()).extend_from_slice(std::slice::from_raw_parts(text, length)) };
-    }
+/// Returns the physical address that the NIC reaches at a DMA address. Without an IOMMU, it uses
+/// bus addresses.
+pub fn translate(dma: u64, len: u64) -> Option<u64> {
+    let dma = if w().iommu { dma } else { dma.wrapping_sub(w().bus_offset) };
+    let map = w().maps.iter().find(|m| m.live && dma >= m.dma && dma + len <= m.dma + m.len)?;
+    Some(map.phys + (dma - map.dma))
 }
 
 /// Checks, when nothing is registered any more, that the counters agree with each other and with
@@ -551,183 +575,4 @@ pub fn read_proc() {
     w().readers -= 1;
     let idle = w().readers == 0;
     rt().flags[no_readers] = idle;
-}
-
-// The values passed to tracepoints are not looked at.
-
-/// Somebody listens, so that tracepoints are emitted.
-#[no_mangle]
-#[allow(non_upper_case_globals)]
-static nvpm_trace_listened: u32 = 1;
-
-#[no_mangle]
-extern "C" fn nvpm_trace_registration() {}
-
-#[no_mangle]
-extern "C" fn nvpm_trace_late_callback() {}
-
-#[no_mangle]
-extern "C" fn nvpm_trace_failure() {}
-
-#[no_mangle]
-extern "C" fn nvpm_cond_resched() {}
-
-#[no_mangle]
-extern "C" fn nvpm_pause() {}
-
-#[no_mangle]
-extern "C" fn nvpm_preempt_disable() {
-    rt().me().preemptible = false;
-}
-
-#[no_mangle]
-extern "C" fn nvpm_preempt_enable() {
-    rt().me().preemptible = true;
-}
-
-#[no_mangle]
-extern "C" fn nvpm_is_killed() -> c_int {
-    w().fault(Fault::Killed).into()
-}
-
-#[no_mangle]
-extern "C" fn nvpm_page_size() -> u64 {
-    4096
-}
-
-#[no_mangle]
-extern "C" fn nvpm_device_is_pci(device: *mut raw::device) -> c_int {
-    pci(device);
-    1
-}
-
-#[no_mangle]
-extern "C" fn nvpm_device_number(device: *mut raw::device) -> u64 {
-    pci(device);
-    w().nic
-}
-
-#[no_mangle]
-extern "C" fn nvpm_device_segment_limit(device: *mut raw::device) -> u64 {
-    pci(device);
-    2 << 30
-}
-
-#[no_mangle]
-extern "C" fn nvpm_provider_bar(address: u64, bar: *mut raw::nvpm_bar) -> c_int {
-    if !(BAR..BAR + BAR_LEN).contains(&address) {
-        return gpu::ENODEV;
-    }
-    // SAFETY: The caller's place.
-    unsafe {
-        bar.write(raw::nvpm_bar { start: BAR, last: BAR + BAR_LEN - 1, bus_offset: w().bus_offset, device: 0x10 })
-    };
-    0
-}
-
-#[no_mangle]
-extern "C" fn nvpm_forget_gpus() {}
-
-#[no_mangle]
-extern "C" fn nvpm_dma_map(device: *mut raw::device, address: u64, length: u64, dma: *mut u64) -> c_int {
-    pci(device);
-    if rt().me().held.iter().any(|h| h.0 >= Rank::State) {
-        fail("maps for DMA, which may allocate, under a state or registry lock".into());
-    }
-    let first = !w().maps.iter().any(|m| m.live);
-    if first && w().fault(Fault::DmaMap) || !first && w().fault(Fault::SecondDmaMap) {
-        return gpu::EIO;
-    }
-    let Some(umem) = rt().me().umem else { fail("maps for DMA outside dma_map".into()) };
-    let world = w();
-    let chance = world.first_iova_is_physical && !world.maps.iter().any(|m| m.live);
-    let at = if world.iommu && !chance { (64 << 32) + ((world.maps.len() as u64) << 28) } else { address };
-    world.maps.push(DmaMap { phys: address, len: length, dma: at, live: true, umem });
-    // SAFETY: The caller's place.
-    unsafe { dma.write(at) };
-    0
-}
-
-#[no_mangle]
-extern "C" fn nvpm_dma_unmap(device: *mut raw::device, dma: u64, length: u64) {
-    pci(device);
-    let Some(at) = w().maps.iter().position(|m| m.live && m.dma == dma && m.len == length) else {
-        fail(format!("unmaps {dma:#x}, which is not mapped (any more)"));
-    };
-    let umem = w().maps[at].umem;
-    for &pin in &w().core.umems[umem].pins {
-        rt::touch(NIC + pin as u64, true, "unmap for DMA");
-    }
-    w().maps[at].live = false;
-    for &pin in &w().core.umems[umem].pins {
-        rdma::check_dma(pin, "its DMA mapping is gone");
-    }
-}
-
-/// Returns the physical address that the NIC reaches at a DMA address. Without an IOMMU, it uses
-/// bus addresses.
-pub fn translate(dma: u64, len: u64) -> Option<u64> {
-    let dma = if w().iommu { dma } else { dma.wrapping_sub(w().bus_offset) };
-    let map = w().maps.iter().find(|m| m.live && dma >= m.dma && dma + len <= m.dma + m.len)?;
-    Some(map.phys + (dma - map.dma))
-}
-
-#[no_mangle]
-extern "C" fn nvpm_sg_alloc(entries: i32, _room: *mut raw::nvpm_sg_room) -> *mut raw::sg_table {
-    if rt().me().held.iter().any(|h| h.0 >= Rank::State) {
-        fail("allocates an sg_table under a state or registry lock".into());
-    }
-    let umem = rt().me().umem;
-    let world = w();
-    if world.fault(Fault::SgAlloc) {
-        return std::ptr::null_mut();
-    }
-    world.sgs.push(Sg { entries: vec![(0, 0); entries as usize], freed: false, umem });
-    Box::into_raw(Box::new(SgTable { number: world.sgs.len() - 1 })).cast()
-}
-
-#[no_mangle]
-extern "C" fn nvpm_sg_free(table: *mut raw::sg_table) {
-    // SAFETY: From `nvpm_sg_alloc()`; leaked so that a second free can be told.
-    let number = unsafe { (*table.cast::<SgTable>()).number };
-    rt::touch(SG + number as u64, true, "free an sg_table");
-    let sg = &mut w().sgs[number];
-    if std::mem::replace(&mut sg.freed, true) {
-        fail("frees an sg_table twice".into());
-    }
-}
-
-fn entry(number: usize, index: usize) -> *mut raw::scatterlist {
-    std::ptr::without_provenance_mut(number << 32 | (index + 1))
-}
-
-#[no_mangle]
-extern "C" fn nvpm_sg_first(table: *mut raw::sg_table) -> *mut raw::scatterlist {
-    // SAFETY: From `nvpm_sg_alloc()`.
-    entry(unsafe { (*table.cast::<SgTable>()).number }, 0)
-}
-
-#[no_mangle]
-extern "C" fn nvpm_sg_set(at: *mut raw::scatterlist, dma: u64, length: u32) -> *mut raw::scatterlist {
-    let (number, index) = (at.addr() >> 32, (at.addr() & 0xffff_ffff) - 1);
-    let sg = &mut w().sgs[number];
-    if sg.freed {
-        fail("writes an sg_table that is freed".into());
-    }
-    sg.entries[index] = (dma, length);
-    if index + 1 < sg.entries.len() {
-        entry(number, index + 1)
-    } else {
-        std::ptr::null_mut()
-    }
-}
-
-#[no_mangle]
-extern "C" fn nvpm_sg_publish(to: *mut raw::sg_table, from: *const raw::sg_table) -> i32 {
-    // SAFETY: Both are tables of the model.
-    let number = unsafe {
-        (*to.cast::<SgTable>()).number = (*from.cast::<SgTable>()).number;
-        (*to.cast::<SgTable>()).number
-    };
-    i32::try_from(w().sgs[number].entries.len()).expect("few")
 }

@@ -3,12 +3,12 @@
 //! Tests what the module makes of the provider's answers: odd tables (rule 14) and errors (rule 3),
 //! one task at a time.
 
-use model::gpu::{self, BAR, PAGE};
+use model::gpu::{self, BAR};
 use model::raw::nvidia_p2p_page_table as PageTable;
-use model::rdma::{self, Generation};
+use model::rdma;
 use model::rt::rt;
 use model::scenario::{alloc, finish, VA};
-use model::world::{w, Fault, Mode, Module, World, MODES};
+use model::world::{w, Alloc, Fault, Generation, Mode, Module, World, MODES, PAGE};
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard};
 
@@ -158,7 +158,7 @@ fn beside(pages: &[u64]) {
     let mut at = VA;
     for (number, pages) in pages.iter().enumerate() {
         let phys = BAR + (pages + 64) * PAGE * (8 - number as u64);
-        w().gpu.allocs.push(gpu::Alloc { process: 1, va: at, len: pages * PAGE, phys, alive: true });
+        w().gpu.allocs.push(Alloc { process: 1, va: at, len: pages * PAGE, phys, alive: true });
         at += pages * PAGE;
     }
 }
