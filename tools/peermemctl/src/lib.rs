@@ -2,6 +2,7 @@
 //! What peermemctl knows; the program itself is main.rs.
 
 pub mod answer;
+pub mod batch;
 pub mod catalogue;
 pub mod check;
 pub mod cli;
@@ -11,6 +12,7 @@ pub mod cuda;
 pub mod doctor;
 pub mod environment;
 pub mod facts;
+pub mod giver;
 pub mod kernel;
 pub mod launcher;
 pub mod log_words;
@@ -27,7 +29,9 @@ pub mod picture;
 pub mod print;
 pub mod rdma;
 pub mod recorded;
+pub mod rights;
 pub mod root;
+pub mod runtime;
 pub mod select;
 pub mod selftest;
 pub mod setting;
@@ -36,6 +40,7 @@ pub mod text;
 pub mod topology_file;
 pub mod trial;
 pub mod ucx_conf;
+pub mod unload;
 pub mod verbs;
 pub mod verify;
 pub mod way;

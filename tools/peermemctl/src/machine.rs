@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Everything that the verdicts need, read once.
 
-use crate::doctor::devices::{self, Giver};
 use crate::doctor::driver;
-use crate::doctor::limits;
 use crate::facts;
+use crate::giver::{self, Giver};
 use crate::kernel::{self, Loaded};
 use crate::module_file::{self, Maker, ModuleFile};
 use crate::nvidia::{self, Driver, Told};
 use crate::pci::{self, Device};
 use crate::peermem::{self, Callback, Failure, Registration, Stats};
 use crate::rdma::{self, RdmaDevice};
+use crate::rights;
 use crate::root::{Forbidden, Missing, Root, Silent};
 use crate::setting::{self, Setting};
 use crate::way;
@@ -150,7 +150,7 @@ impl<'a> Machine<'a> {
             Err(missing) => (Vec::new(), Err(missing)),
         };
         let loaded = peermem_loaded(root, &modules, release.as_deref(), driver.as_ref());
-        let mut forbidden = devices::device_nodes(root);
+        let mut forbidden = giver::device_nodes(root);
         forbidden.retain(|path| root.forbidden(path) == Some(Forbidden::ByCgroup));
         Self {
             given: Given::default(),
@@ -246,7 +246,7 @@ impl<'a> Machine<'a> {
         let finds_one = || self.told(gpu).is_some_and(|told| told.has_mig_device) || way::has_been_pinned(self, gpu);
         let all = nvidia::mig_nodes(self.root, &gpu.address);
         let are_closed = !all.is_empty() && all.iter().all(|nodes| nodes.iter().any(is_closed));
-        (are_closed && !limits::may_administer(self.root) && !finds_one()).then(|| {
+        (are_closed && !rights::may_administer(self.root) && !finds_one()).then(|| {
             let mut nodes: Vec<String> = all.into_iter().flatten().collect();
             nodes.dedup();
             nodes
@@ -327,7 +327,7 @@ impl<'a> Machine<'a> {
     /// cgroup, as a job of Slurm has one, nor a /dev of a service's own.
     pub fn has_all_devices(&self) -> bool {
         *self.given.all_devices.get_or_init(|| {
-            self.setting.container.is_none() && self.forbidden.is_empty() && !devices::is_without_devices(self)
+            self.setting.container.is_none() && self.forbidden.is_empty() && !giver::is_without_devices(self)
         })
     }
 
@@ -354,7 +354,7 @@ impl<'a> Machine<'a> {
         let all: Vec<u32> = nodes.collect();
         let is_open = |number: &&u32| !self.forbidden.contains(&format!("/dev/nvidia{number}"));
         let nodes: Vec<u32> = all.iter().filter(is_open).copied().collect();
-        let has_host_dev = self.setting.container.is_none() && !devices::is_without_devices(self);
+        let has_host_dev = self.setting.container.is_none() && !giver::is_without_devices(self);
         let is_host = has_host_dev && nodes.len() == all.len();
         (!is_host && nodes.len() < self.gpus().len()).then_some(nodes)
     }

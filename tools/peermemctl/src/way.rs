@@ -3,10 +3,9 @@
 //! GPU and a NIC.
 
 use crate::check::{Check, Kind, Level};
-use crate::doctor::devices::Giver;
 use crate::doctor::hardware;
-use crate::doctor::unload;
 use crate::facts;
+use crate::giver::Giver;
 use crate::kernel::{self, REGISTERS_DMA_BUF};
 use crate::machine::{Machine, OLD_MODULE, REGISTER};
 use crate::modprobe;
@@ -16,6 +15,7 @@ use crate::pci::{Device, Distance, Iommu};
 use crate::rdma::{self, RdmaDevice};
 use crate::root::Root;
 use crate::setting::{self, vendor, Vendor};
+use crate::unload;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

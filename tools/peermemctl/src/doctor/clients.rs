@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 5: the clients of the peer-memory core, and what the module counts.
 
-use super::unload::unload;
 use crate::check::Check;
 use crate::machine::{Machine, NAME, OLD_MODULE, PEERS, REGISTER};
 use crate::module_file::Maker;
 use crate::peermem::{Stats, KNOW_IT, STUCK_MS, UNKNOWN};
 use crate::root::Missing;
 use crate::text;
+use crate::unload::unload;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks = vec![registered(machine)];

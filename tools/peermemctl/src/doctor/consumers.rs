@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 10: what applications do with each GPU and its NIC, by their own rules.
 
-use super::devices::Giver;
 use super::{api, cure};
 use crate::check::{Check, Kind, Level};
 use crate::consumer::{self, libfabric, nccl, nvshmem, ucx, Consumer, Does, Pairing, Refusal, Registers};
 use crate::environment::Environment;
+use crate::giver::Giver;
 use crate::machine::{Machine, NAME, PEERS};
 use crate::rdma::RdmaDevice;
 use crate::setting::{vendor, Vendor};

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 8: the way between GPUs and NICs.
 
-use super::devices::{self, Giver, Nodes};
-use super::{hardware, module, unload};
+use super::{hardware, module};
 use crate::check::{Check, Kind};
+use crate::giver::{self, Giver, Nodes};
 use crate::machine::Machine;
 use crate::nvidia;
 use crate::pci::{self, Acs, Device, Distance, Iommu};
 use crate::rdma::{self, RdmaDevice};
 use crate::root::Missing;
 use crate::text;
+use crate::unload;
 use crate::way;
 
 pub fn checks(machine: &Machine) -> Vec<Check> {
@@ -40,7 +41,7 @@ fn nodes(machine: &Machine) -> Option<Check> {
         let nodes =
             of_use.iter().filter_map(|nic| Some(format!("/dev/infiniband/{}", rdma::node(machine.root, &nic.name)?)));
         let nodes = nodes.collect::<Vec<_>>().join(", ");
-        let fix = devices::gives_missing(machine, Nodes::Nics).unwrap_or_else(|| giver.gives_nics(&nodes));
+        let fix = giver::gives_missing(machine, Nodes::Nics).unwrap_or_else(|| giver.gives_nics(&nodes));
         return Some(Check::fail("fabric.nodes", message, fix).seen(seen));
     }
     let some = machine.root.names("/dev/infiniband").iter().any(|name| name.starts_with("uverbs"));
@@ -48,7 +49,7 @@ fn nodes(machine: &Machine) -> Option<Check> {
         Check::fail(
             "fabric.nodes",
             "there is an RDMA device, but no /dev/infiniband/uverbs*: no program can open it",
-            devices::gives_missing(machine, Nodes::Nics).unwrap_or_else(|| "modprobe ib_uverbs".to_owned()),
+            giver::gives_missing(machine, Nodes::Nics).unwrap_or_else(|| "modprobe ib_uverbs".to_owned()),
         )
         .seen("/dev/infiniband")
     })

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 7: what the GPUs offer, and how much of BAR1 is left.
 
-use super::devices::{self, Giver, Nodes};
-use super::{load_refused, log, unload};
+use super::{load_refused, log};
 use crate::check::{Check, Kind, Level};
 use crate::facts;
+use crate::giver::{self, Giver, Nodes};
 use crate::kernel;
 use crate::machine::{Machine, NoContext};
 use crate::module_file::Maker;
@@ -14,6 +14,7 @@ use crate::peermem::Registration;
 use crate::rdma;
 use crate::root::Silent;
 use crate::text;
+use crate::unload;
 use crate::way::{self, Judged};
 
 /// The bytes of BAR1 that the GPU driver keeps free: it grants a pin only if the pin's length and
@@ -467,9 +468,9 @@ fn nodes(machine: &Machine) -> Option<Check> {
     let gpus = machine.gpus();
     let has_common = machine.root.exists("/dev/nvidiactl");
     // Of nodes that may not be opened, [limits.devices] tells.
-    let is_forbidden = machine.forbidden.iter().any(|path| !devices::is_of_nic(path));
+    let is_forbidden = machine.forbidden.iter().any(|path| !giver::is_of_nic(path));
     let none_given = gpus.iter().all(|gpu| machine.was_given_gpu(gpu) == Some(false));
-    let give = || devices::gives_missing(machine, Nodes::Gpus).unwrap_or_else(|| "nvidia-modprobe -c 0 -u".to_owned());
+    let give = || giver::gives_missing(machine, Nodes::Gpus).unwrap_or_else(|| "nvidia-modprobe -c 0 -u".to_owned());
     let word = Giver::of(machine).word();
     if has_common && none_given && !is_forbidden {
         return Some(

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 1: the GPUs and NICs that are there, and whether their drivers have them.
 
-use super::devices::Giver;
 use super::load_refused::load_refused;
 use super::{driver, gpus, log, module};
 use crate::check::{Check, Kind};
 use crate::facts;
+use crate::giver::Giver;
 use crate::log_words::is_failed_probe;
 use crate::machine::Machine;
 use crate::pci::{self, Device, Distance};

@@ -1,24 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 9: locked memory, device nodes, what is loaded at boot, DKMS.
 
-use super::batch::{has_component, is_adopted, is_of_slurm, Batch};
-use super::devices::{self, Unit};
-use super::runtime::{is_here, Runtime};
+use super::devices;
+use crate::batch::{has_component, is_adopted, is_of_slurm, Batch};
 use crate::check::Check;
+use crate::giver::Unit;
 use crate::kernel;
 use crate::machine::{Machine, NAME, OFED_MODULE, OLD_MODULE};
 use crate::modprobe;
 use crate::module_file;
+use crate::rights::{has_capability, has_initial_users, is_exempt, is_root, is_root_of, of_status};
 use crate::root::Root;
+use crate::runtime::{is_here, Runtime, SESSION};
 use crate::setting::SERVICE_ACCOUNT;
 use crate::text;
 
-/// Bit of CAP_IPC_LOCK, which lifts the limit.
-const CAP_IPC_LOCK: u64 = 1 << 14;
-/// Bit of CAP_SYS_ADMIN, to which the GPU driver denies no capability of its own.
-const CAP_SYS_ADMIN: u64 = 1 << 21;
-/// Bit of CAP_DAC_OVERRIDE, which no mode of a file binds.
-const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 /// A limit below this stops real applications.
 const ENOUGH: u64 = 64 << 30;
 
@@ -102,45 +98,6 @@ fn limit_of(root: &Root, pid: &str, column: usize) -> Option<Option<u64>> {
 /// Returns the limit of locked memory that binds this process.
 pub fn memlock(root: &Root) -> Option<u64> {
     limit(root, "self")?.filter(|_| !is_exempt(root, "self"))
-}
-
-/// Returns whether no limit binds a process. A capability counts only in the initial user
-/// namespace, which root of a rootless container is not in.
-fn is_exempt(root: &Root, pid: &str) -> bool {
-    has_initial_users(root, pid) && has_capability(root, pid)
-}
-
-/// Returns whether a process has CAP_IPC_LOCK, in whatever user namespace.
-fn has_capability(root: &Root, pid: &str) -> bool {
-    capabilities(root, pid) & CAP_IPC_LOCK != 0
-}
-
-/// Returns the capabilities in effect of a process.
-fn capabilities(root: &Root, pid: &str) -> u64 {
-    let effective = of_status(root, pid, "CapEff:");
-    effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-}
-
-/// Returns what the kernel says of a process behind a word.
-fn of_status(root: &Root, pid: &str, word: &str) -> Option<String> {
-    let status = root.text(&format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix(word)).map(str::to_owned)
-}
-
-/// Returns whether no mode of a file binds this process.
-pub fn may_override_modes(root: &Root) -> bool {
-    has_initial_users(root, "self") && capabilities(root, "self") & CAP_DAC_OVERRIDE != 0
-}
-
-/// Returns whether the GPU driver lets this process use whatever it has.
-pub fn may_administer(root: &Root) -> bool {
-    has_initial_users(root, "self") && capabilities(root, "self") & CAP_SYS_ADMIN != 0
-}
-
-/// Returns whether a process is in the initial user namespace, as far as that can be read.
-fn has_initial_users(root: &Root, pid: &str) -> bool {
-    let map = root.text(&format!("/proc/{pid}/uid_map"));
-    map.map_or(true, |map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]))
 }
 
 /// Returns the lines of a configuration file, and then those of the files in its folder, each with
@@ -309,9 +266,6 @@ fn limits_of_users(root: &Root, types: &[&str]) -> Vec<Limit> {
     users
 }
 
-/// The beginning of the name of a login's control group.
-pub const SESSION: &str = "session-";
-
 /// Judges by the limit that this process has. Files say what others get, or why this one did not get it.
 fn login(machine: &Machine) -> Check {
     const ID: &str = "limits.memlock";
@@ -386,16 +340,6 @@ fn login(machine: &Machine) -> Check {
         Some((_, seen)) => check.seen(SEEN).seen(seen),
         None => check.seen(SEEN),
     }
-}
-
-/// Returns whether this process is root's.
-pub fn is_root(root: &Root) -> bool {
-    is_root_of(root, "self")
-}
-
-/// Returns whether a process is root's.
-fn is_root_of(root: &Root, pid: &str) -> bool {
-    of_status(root, pid, "Uid:").is_some_and(|uids| uids.split_ascii_whitespace().nth(1) == Some("0"))
 }
 
 /// The limit of locked memory that the files of a login set.

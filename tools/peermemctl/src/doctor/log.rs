@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Reads what the kernel log says of hung tasks, Xids, PCIe and NICs, beside this project's own lines.
 
-use super::{fabric, hardware, unload};
+use super::{fabric, hardware};
 use crate::check::Check;
 use crate::log_words::{
     blocked_task, is_pcie_error, Nic, ACS_VIOLATION, FAILED_STATUS, FAULTED, FAULTS, FREE_CALLBACK, IOMMU, LOST_GPU,
@@ -13,6 +13,7 @@ use crate::pci::{self, Device, Iommu};
 use crate::rdma;
 use crate::root::{Missing, Root};
 use crate::text;
+use crate::unload;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Functions of the RDMA core in which a free callback waits.

@@ -2,7 +2,6 @@
 //! `doctor`: sections of checks, causes before what follows from them.
 
 mod api;
-pub mod batch;
 mod cause;
 mod clients;
 mod consumers;
@@ -17,10 +16,8 @@ mod load_refused;
 pub mod log;
 mod module;
 mod registrations;
-pub mod runtime;
 mod selftest;
 mod setting;
-pub mod unload;
 pub mod ways;
 
 pub use gpus::bar1_in_use;

@@ -2,7 +2,6 @@
 //! Section 4: which nvidia-peermem modprobe would load, which one is loaded, and what keeps it out.
 
 use super::driver;
-use super::unload::unload;
 use crate::check::Check;
 use crate::facts;
 use crate::kernel;
@@ -11,6 +10,7 @@ use crate::modprobe::{self, Block};
 use crate::module_file::{self, Maker, ModuleFile};
 use crate::root::Root;
 use crate::text;
+use crate::unload::unload;
 
 /// Returns whether a loaded module serves now, whatever the next load brings.
 fn works(machine: &Machine) -> bool {

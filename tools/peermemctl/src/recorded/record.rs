@@ -6,10 +6,10 @@
 //! of module files only .modinfo, the names that matter and who signed. tree.rs describes the
 //! format.
 
-use crate::doctor::devices::device_nodes;
 use crate::doctor::hardware::MASTER;
 use crate::doctor::limits::DKMS;
 use crate::doctor::log::{LIBCUDA, LIBRARIES};
+use crate::giver::device_nodes;
 use crate::kernel;
 use crate::log_words;
 use crate::machine::{NAME, PEERS, REGISTER};

@@ -2,15 +2,16 @@
 //! Records what tells the kind of machine, and what loads the module at boot.
 
 use super::record::Recorder;
-use crate::doctor::batch::{is_adopted, is_of_slurm, Batch, ADOPTED};
-use crate::doctor::devices::{has_own_dev, selinux_type, CONTEXT};
+use crate::batch::{is_adopted, is_of_slurm, Batch, ADOPTED};
+use crate::doctor::devices::{selinux_type, CONTEXT};
 use crate::doctor::hardware::WSL;
-use crate::doctor::limits::SESSION;
 use crate::environment::{Environment, LINKER};
 use crate::facts::DESKTOP_WORD;
+use crate::giver::has_own_dev;
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia::{self, CAP, MIG_MINORS};
+use crate::runtime::SESSION;
 use crate::setting::{
     self, container_of, root_options, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY,
     ENROOT, KAIROS_ID, KAIROS_RELEASE, KATA_FILES, KATA_UNIT, KERNEL_COMMAND_LINE, MOUNTS, NSPAWN, OF_IMAGE,
