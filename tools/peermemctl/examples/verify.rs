@@ -15,7 +15,7 @@ fn main() -> Result<ExitCode> {
     let root = recorded::open(&cli.root)?;
     let answer = match &cli.command {
         Command::Verify(asked) => {
-            let wanted = verify::Wanted::of(asked);
+            let wanted = asked.wanted();
             if let Some(kind) = &asked.process {
                 return Ok(ExitCode::from(verify::process(&root, kind, &wanted)?));
             }

@@ -6,9 +6,12 @@ use crate::complete;
 use crate::doctor;
 use crate::manual;
 use crate::print::{Detail, WIDTH};
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use crate::verify::ways::WayWord;
+use crate::verify::Wanted;
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::ArgValueCandidates;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The end of the text that --help prints.
 const AFTER_HELP: &str = "Exit codes of status, doctor and check: 0 usable, 1 usable with warnings, 2 not usable (or the command failed), 3 unknown. \
@@ -173,20 +176,6 @@ pub struct Programs {
     pub asked: Vec<String>,
 }
 
-/// A way, as `--way` names it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum WayWord {
-    /// Registering by a plain ibv_reg_mr(): nvidia-peermem
-    PeerMemory,
-    /// Registering a dma-buf; with the forced PCIe mapping and by Data Direct, too, where programs
-    /// take these
-    DmaBuf,
-    /// A plain ibv_reg_mr() in a process with libgpumr-preload.so
-    Preload,
-    /// All of them, also those that doctor expects to fail
-    All,
-}
-
 /// What `verify` does.
 #[derive(Args)]
 pub struct Verify {
@@ -233,6 +222,26 @@ pub struct Verify {
     /// What machine this is, for those who read the report
     #[arg(default_value = "")]
     pub about: String,
+}
+
+impl Verify {
+    /// Returns what the command line asks for.
+    pub fn wanted(&self) -> Wanted<'_> {
+        Wanted {
+            module: self.module,
+            ways: &self.way,
+            quick: self.quick,
+            gpu: self.gpu.as_deref(),
+            nic: self.nic.as_deref(),
+            only: &self.only,
+            storm: Duration::from_secs(self.storm),
+            seed: self.seed,
+            compare: self.compare.clone(),
+            yes: self.yes,
+            report: self.report.clone(),
+            about: &self.about,
+        }
+    }
 }
 
 /// How much is told.

@@ -108,7 +108,7 @@ fn verified(cli: &Cli, root: &Root, asked: &peermemctl::cli::Verify) -> Result<u
     if !root.is_live() {
         bail!("verify works on this machine only, not on a recorded one");
     }
-    let wanted = verify::Wanted::of(asked);
+    let wanted = asked.wanted();
     if let Some(kind) = &asked.process {
         return verify::process(root, kind, &wanted);
     }

@@ -4,6 +4,7 @@
 //! (`--module`) the module in depth.
 
 pub mod checks;
+mod interrupt;
 mod log;
 mod module;
 mod process;
@@ -13,7 +14,6 @@ pub mod ways;
 
 use crate::answer::{self, Fact, Matrix, Verify, VerifyCheck, VerifyPair, VerifyPass};
 use crate::check::Level;
-use crate::cli::{self, WayWord};
 use crate::cuda::{Cuda, Mapping};
 use crate::doctor;
 use crate::environment::Environment;
@@ -29,16 +29,16 @@ use crate::text;
 use crate::verbs::{PortAddress, Verbs};
 use anyhow::{anyhow, bail, Context, Result};
 use checks::{Check, Held, CHECKS};
+use interrupt::{go_on, interrupted};
 use log::Mark;
 use module::{Found, Load};
 use rig::{Conditions, Place};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use watchdog::Watchdog;
-use ways::Depth;
+use ways::{Depth, WayWord};
 
 /// The options of `verify`.
 pub struct Wanted<'a> {
@@ -63,44 +63,6 @@ pub struct Wanted<'a> {
     pub report: Option<PathBuf>,
     /// The words that say what machine this is.
     pub about: &'a str,
-}
-
-impl<'a> Wanted<'a> {
-    /// Returns what the command line asks for.
-    pub fn of(asked: &'a cli::Verify) -> Self {
-        Self {
-            module: asked.module,
-            ways: &asked.way,
-            quick: asked.quick,
-            gpu: asked.gpu.as_deref(),
-            nic: asked.nic.as_deref(),
-            only: &asked.only,
-            storm: Duration::from_secs(asked.storm),
-            seed: asked.seed,
-            compare: asked.compare.clone(),
-            yes: asked.yes,
-            report: asked.report.clone(),
-            about: &asked.about,
-        }
-    }
-}
-
-/// A flag that Ctrl-C and its like set: then the checks end, and the module is restored.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn interrupted(signal: libc::c_int) {
-    INTERRUPTED.store(true, Ordering::Relaxed);
-    // A second signal ends this program at once.
-    // SAFETY: A handler may call signal().
-    unsafe { libc::signal(signal, libc::SIG_DFL) };
-}
-
-/// Returns an error once somebody has interrupted the program.
-fn go_on() -> Result<()> {
-    match INTERRUPTED.load(Ordering::Relaxed) {
-        true => bail!("interrupted"),
-        false => Ok(()),
-    }
 }
 
 /// The file of the report, and its path.

@@ -3,12 +3,12 @@
 //! the NIC, and compared; nothing of the machine is changed, and nothing needs root.
 
 use super::checks::{how_pinned, pinned_words};
+use super::interrupt::go_on;
 use super::process;
 use super::rig::{same, GPU_PAGE, KIB, MIB};
 use super::watchdog::Watchdog;
 use crate::answer::{Verify, VerifyPair, VerifyWay, NOT_TRIED};
 use crate::check::Level;
-use crate::cli::WayWord;
 use crate::cuda::{Cuda, Gpu};
 use crate::environment::Environment;
 use crate::machine::Machine;
@@ -20,6 +20,7 @@ use crate::trial::{self, Before, How};
 use crate::verbs::{self, status_words, Domain, Loopback, Op, PortAddress, Verbs, NO_COMPLETION, SUCCESS};
 use crate::way::{self, Way};
 use anyhow::{bail, ensure, Context, Result};
+use clap::ValueEnum;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -56,6 +57,20 @@ pub enum Depth {
     Normal,
     /// The same as `Quick`, and the bandwidth as a median.
     Rates,
+}
+
+/// A way, as `--way` names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum WayWord {
+    /// Registering by a plain ibv_reg_mr(): nvidia-peermem
+    PeerMemory,
+    /// Registering a dma-buf; with the forced PCIe mapping and by Data Direct, too, where programs
+    /// take these
+    DmaBuf,
+    /// A plain ibv_reg_mr() in a process with libgpumr-preload.so
+    Preload,
+    /// All of them, also those that doctor expects to fail
+    All,
 }
 
 /// The plan of a run: what is tried, and until when.
@@ -139,7 +154,7 @@ pub fn run(
         let opened = cuda.gpu(&gpu.address);
         let mut pairs = Vec::new();
         for (nic, distance) in near {
-            super::go_on()?;
+            go_on()?;
             let mut pair = VerifyPair {
                 gpu: gpu.address.clone(),
                 nic: nic.name.clone(),
