@@ -119,7 +119,7 @@ fn as_child(args: &[String]) -> Result<()> {
         }
         // The host asks for the scenario table.
         [_, "table"] => {
-            println!("{}", suites::scenarios::table_for_the_host());
+            println!("{}", suites::scenarios::table_for_the_host(&suites::all(false)));
             Ok(())
         }
         [_, "helper", name, rest @ ..] => helper::run(name, rest),

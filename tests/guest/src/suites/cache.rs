@@ -17,7 +17,7 @@ use nix::sys::wait::{waitpid, WaitStatus};
 use nix::unistd::{fork, ForkResult};
 use serde_json::json;
 
-use super::{expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
+use crate::common::{expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
 use crate::cuda::{Cuda, DeviceMemory, Segments};
 use crate::gpu;
 use crate::helper::Helper;

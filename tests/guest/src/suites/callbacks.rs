@@ -4,9 +4,9 @@
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
 
+use super::scenarios::beside::{free_beside, reg_beside, Stop};
 use super::scenarios::process::dereg_in_fork;
-use super::scenarios::{free_beside, reg_beside, Stop};
-use super::{expect_errno, page, Bench, KIB, MIB};
+use crate::common::{expect_errno, page, Bench, KIB, MIB};
 use crate::gpu;
 use crate::lab::{self, DmaFail, Event};
 use crate::machine::Mode;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 
 use super::iommu::{self, Iommu};
-use super::{complaints, pattern, same_bytes, Bench, GPU_PAGE, MIB};
+use crate::common::{complaints, pattern, same_bytes, Bench, GPU_PAGE, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::Mode;

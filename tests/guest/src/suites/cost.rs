@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{ensure, Context, Result};
 use serde_json::{json, Map, Value};
 
-use super::{Bench, KIB, MIB};
+use crate::common::{Bench, KIB, MIB};
 use crate::gpu;
 use crate::machine::Level;
 use crate::modules::{self, PEERMEM};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
 
-use super::{pattern, same_bytes, Bench, MIB};
+use crate::common::{pattern, same_bytes, Bench, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::Mode;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 use nvlab::{Piece, State};
 
-use super::{expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
+use crate::common::{expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::{self, Level, Mode, SecondNic, RDMA_DEVICE};

@@ -11,7 +11,7 @@ use anyhow::{bail, ensure, Context, Result};
 use nix::sys::resource::{setrlimit, Resource, RLIM_INFINITY};
 use serde_json::{json, Value};
 
-use super::{Bench, MIB};
+use crate::common::{Bench, MIB};
 use crate::gpu;
 use crate::init::run;
 use crate::lab;

@@ -15,7 +15,7 @@ use anyhow::{bail, ensure, Context, Result};
 use nvlab::{Client, Layout, Memory};
 
 use super::iommu::{kind, Iommu};
-use super::{errno_name, pattern, same_bytes, GPU_PAGE, KIB, MIB};
+use crate::common::{errno_name, expect_errno, pattern, same_bytes, GPU_PAGE, KIB, MIB};
 use crate::edu::{self, gpu as gpu_end, host, Edu, Kind, Stopped, CHUNK, DRIVER};
 use crate::gpu;
 use crate::helper::Helper;
@@ -289,7 +289,7 @@ fn wrong_arguments(env: &Env) -> Result<()> {
     let bytes = vec![0u8; 3 * CHUNK as usize];
     let refused = |what: &str, got: std::io::Result<u32>, errno: i32| {
         let got = got.map_or_else(|e| e.raw_os_error().unwrap_or(-1), |_| 0);
-        super::expect_errno(what, got, errno)
+        expect_errno(what, got, errno)
     };
     for kind in Kind::BOTH {
         let pin = |va, len| edu.pin(kind, va, len);

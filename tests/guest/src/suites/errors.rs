@@ -6,8 +6,8 @@
 use anyhow::{ensure, Context, Result};
 use nvlab::Memory;
 
-use super::scenarios::Beside;
-use super::{complaints, expect_errno, page, pattern, same_bytes, Bench, GPU_PAGE, MIB};
+use super::scenarios::beside::Beside;
+use crate::common::{complaints, expect_errno, page, pattern, same_bytes, Bench, GPU_PAGE, MIB};
 use crate::gpu;
 use crate::helper::Helper;
 use crate::lab;

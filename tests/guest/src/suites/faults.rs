@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::{errno_name, expect_errno, Bench, GPU_PAGE, KIB, MIB, STOP_TEST};
+use crate::common::{errno_name, expect_errno, Bench, GPU_PAGE, KIB, MIB, STOP_TEST};
 use crate::counters::settled;
 use crate::cuda::DeviceMemory;
 use crate::gpu;

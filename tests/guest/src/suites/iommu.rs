@@ -10,13 +10,13 @@ use std::fs;
 use anyhow::{bail, ensure, Context, Result};
 use nvlab::{Gdr, Kind, Layout, Memory};
 
-use super::{complaints, page, pattern, same_bytes, Bench, GPU_PAGE, MIB, PATIENCE};
+use crate::common::{complaints, page, pattern, same_bytes, Bench, GPU_PAGE, MIB};
 use crate::gpu;
 use crate::lab::{self, DmaFail};
 use crate::machine::Mode;
 use crate::modules;
 use crate::test::{emit, in_modes, skip, Env, NvidiaC, Suite};
-use crate::verbs::{Loopback, Mr, Op, Status};
+use crate::verbs::{Loopback, Mr, Op, Status, PATIENCE};
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 

@@ -53,11 +53,6 @@ use anyhow::{bail, Context, Result};
 use crate::cmdline::Request;
 use crate::test::Suite;
 
-pub use crate::common::{
-    complaints, errno_name, expect_errno, page, pattern, same_bytes, Bench, FAR, GPU_PAGE, KIB, MIB, STOP_TEST,
-};
-pub use crate::verbs::PATIENCE;
-
 /// Returns all suites, in no particular order.
 pub fn all(nvidia_c: bool) -> Vec<Suite> {
     vec![

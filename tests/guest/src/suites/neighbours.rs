@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 
-use super::{pattern, same_bytes, Bench, GPU_PAGE, MIB};
+use crate::common::{pattern, same_bytes, Bench, GPU_PAGE, MIB};
 use crate::cuda::DeviceMemory;
 use crate::gpu;
 use crate::machine::{Mode, SecondNic};

@@ -16,9 +16,9 @@ use anyhow::{bail, ensure, Context, Result};
 use peermem_proc::Row;
 use serde_json::{json, Value};
 
-use super::scenarios::free_beside;
+use super::scenarios::beside::free_beside;
 use super::scenarios::process::dereg_in_fork;
-use super::{expect_errno, Bench, GPU_PAGE, KIB, MIB, PATIENCE};
+use crate::common::{expect_errno, Bench, GPU_PAGE, KIB, MIB};
 use crate::counters::Ledger;
 use crate::gpu;
 use crate::helper::Helper;
@@ -28,7 +28,7 @@ use crate::machine::Mode;
 use crate::peermem::{self, Stats};
 use crate::rusage;
 use crate::test::{emit, in_modes, skip, Env, NvidiaC, Suite};
-use crate::verbs::Mr;
+use crate::verbs::{Mr, PATIENCE};
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 

@@ -9,7 +9,8 @@
 use anyhow::{ensure, Result};
 use nvlab::Layout;
 
-use super::{end, Bench, KIB, MIB};
+use super::end;
+use crate::common::{Bench, KIB, MIB};
 use crate::kmsg::Mark;
 use crate::lab;
 use crate::machine::{peer_memory_core, Level, Mode};

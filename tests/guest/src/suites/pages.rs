@@ -8,7 +8,7 @@ use nvlab::Layout;
 use serde_json::json;
 
 use super::iommu::{kind, Iommu};
-use super::{pattern, same_bytes, GPU_PAGE, KIB, MIB};
+use crate::common::{pattern, same_bytes, GPU_PAGE, KIB, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::{pci_function, Generation, Level, RDMA_DEVICE};

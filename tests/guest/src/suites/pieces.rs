@@ -9,8 +9,8 @@ use std::sync::Arc;
 use anyhow::{ensure, Context, Result};
 use nvlab::{Layout, Memory, Reservation};
 
-use super::scenarios::{Beside, Stop};
-use super::{complaints, pattern, same_bytes, Bench, FAR, GPU_PAGE, KIB, MIB};
+use super::scenarios::beside::{Beside, Stop};
+use crate::common::{complaints, pattern, same_bytes, Bench, FAR, GPU_PAGE, KIB, MIB};
 use crate::gpu;
 use crate::helper::Helper;
 use crate::lab;

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use peermem_proc::Row;
 
+use super::scenarios::beside::{free_beside, reg_beside, Beside, Stop};
 use super::scenarios::process::actor;
-use super::scenarios::{free_beside, reg_beside, Beside, Stop};
-use super::{expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
+use crate::common::{expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
 use crate::gpu;
 use crate::kmsg::Mark;
 use crate::lab;

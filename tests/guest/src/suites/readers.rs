@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
 
-use super::{Bench, GPU_PAGE};
+use crate::common::{Bench, GPU_PAGE};
 use crate::helper::Helper;
 use crate::init::run;
 use crate::lab;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::json;
 
-use super::{errno_name, expect_errno, Bench, MIB, PATIENCE};
+use crate::common::{errno_name, expect_errno, Bench, MIB};
 use crate::cuda::DeviceMemory;
 use crate::gpu;
 use crate::inject;
@@ -21,6 +21,7 @@ use crate::machine::{Mode, OtherRxe};
 use crate::modules::{self, PEERMEM};
 use crate::peermem;
 use crate::test::{emit, in_modes, skip, Env, NvidiaC, Suite};
+use crate::verbs::PATIENCE;
 
 const SIZE: usize = MIB;
 

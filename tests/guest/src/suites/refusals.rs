@@ -4,7 +4,7 @@
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::{Bench, MIB};
+use crate::common::{Bench, MIB};
 use crate::lab;
 use crate::machine::{self, Level};
 use crate::modules::{self, Outcome, PEERMEM};

@@ -7,7 +7,7 @@ use nvlab::Layout;
 
 use super::callbacks::freed_while_registered;
 use super::scenarios::no_key;
-use super::{complaints, expect_errno, page, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB, STOP_TEST};
+use crate::common::{complaints, expect_errno, page, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB, STOP_TEST};
 use crate::gpu;
 use crate::helper::Helper;
 use crate::kmsg::Mark;
@@ -16,7 +16,7 @@ use crate::machine::{Generation, Level, Mode};
 use crate::modules::{self, PEERMEM};
 use crate::peermem::{self, Stats};
 use crate::test::{emit, in_modes, skip, Env, NvidiaC, Suite, Test};
-use crate::verbs::{Loopback, Mr};
+use crate::verbs::{Loopback, Mr, PATIENCE};
 
 const ALL: [Mode; 3] = [Mode::Persistent, Mode::Fallback, Mode::Legacy];
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
@@ -156,7 +156,7 @@ fn bytes_move(env: &Env) -> Result<()> {
         }
         if verb == "send" {
             // Both ends complete on one queue, in either order.
-            let (x, y) = (link.wait(super::PATIENCE)?, link.wait(super::PATIENCE)?);
+            let (x, y) = (link.wait(PATIENCE)?, link.wait(PATIENCE)?);
             let received = [x, y].into_iter().find(|c| c.id == 2).context("no receive completion")?;
             ensure!(received.bytes as usize == len, "received {} bytes of {len}", received.bytes);
         } else {

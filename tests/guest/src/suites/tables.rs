@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{ensure, Context, Result};
 use nvlab::Layout;
 
-use super::{pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
+use crate::common::{pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::Mode;

@@ -10,7 +10,8 @@ use std::path::Path;
 use anyhow::{ensure, Context, Result};
 use nix::sys::mman::{mmap, munmap, MapFlags, ProtFlags};
 
-use super::{end, expect_errno, page, pattern, same_bytes, KIB};
+use super::end;
+use crate::common::{expect_errno, page, pattern, same_bytes, KIB};
 use crate::machine::{self, Level, RDMA_DEVICE};
 use crate::modules::{self, PEERMEM};
 use crate::test::{Env, Suite, Test};

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Value};
 
-use super::{expect_errno, Bench, MIB};
+use crate::common::{expect_errno, Bench, MIB};
 use crate::gpu;
 use crate::helper::Helper;
 use crate::machine::{Level, Mode, RDMA_DEVICE};

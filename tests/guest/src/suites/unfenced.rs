@@ -6,7 +6,7 @@
 
 use anyhow::{ensure, Result};
 
-use super::{expect_errno, pattern, same_bytes, Bench, KIB, MIB};
+use crate::common::{expect_errno, pattern, same_bytes, Bench, KIB, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::Mode;

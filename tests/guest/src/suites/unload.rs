@@ -15,16 +15,17 @@ use nix::errno::Errno;
 use nix::kmod::{delete_module, finit_module, DeleteModuleFlags, ModuleInitFlags};
 
 use super::end::KMEMLEAK;
+use super::scenarios::beside::{dereg_beside, free_beside};
 use super::scenarios::process::dereg_in_fork;
-use super::scenarios::{dereg_beside, free_beside, row_of};
-use super::{errno_name, Bench, KIB, MIB};
+use super::scenarios::row_of;
+use crate::common::{errno_name, pattern, same_bytes, Bench, KIB, MIB};
 use crate::counters::settled;
 use crate::gpu;
 use crate::lab::CoreHold;
 use crate::machine::Mode;
 use crate::modules::{self, PEERMEM};
 use crate::test::{emit, in_modes, Env, NvidiaC, Suite};
-use crate::verbs::Loopback;
+use crate::verbs::{Loopback, PATIENCE};
 
 const NAME: &CStr = c"nvidia_peermem";
 const SIZE: usize = MIB;
@@ -114,11 +115,11 @@ fn with_live_mrs(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     for id in 0..3 {
         refused("two MRs are live")?;
-        let bytes = super::pattern(&mut rng, SIZE);
+        let bytes = pattern(&mut rng, SIZE);
         source.write(0, &bytes)?;
         link.write(id, (&source_mr, 0), (&target_mr, 0), SIZE)?;
         link.done(id)?;
-        super::same_bytes("after a refused rmmod", &target.read(0, SIZE)?, &bytes)?;
+        same_bytes("after a refused rmmod", &target.read(0, SIZE)?, &bytes)?;
     }
     source_mr.dereg()?;
     refused("one MR is live")?;
@@ -209,7 +210,7 @@ fn before_invalidate(env: &Env) -> Result<()> {
     let (memory, mr) = bench.registered(SIZE)?;
     let hold = CoreHold::arm("invalidate_entry")?;
     let free = free_beside(&bench, memory);
-    hold.wait(super::PATIENCE)?;
+    hold.wait(PATIENCE)?;
     refused("an MR is live, and its callback runs")?;
     let dereg = dereg_beside(mr);
     dereg.waits("ibv_dereg_mr beside a callback that is about to call invalidate")?;
@@ -226,7 +227,7 @@ fn during_a_callback(env: &Env) -> Result<()> {
     let (memory, mr) = bench.registered(SIZE)?;
     let hold = CoreHold::arm("invalidate_fence")?;
     let free = free_beside(&bench, memory);
-    hold.wait(super::PATIENCE)?;
+    hold.wait(PATIENCE)?;
     refused("a callback waits for the fence")?;
     hold.release();
     free.finish("the free")?;
@@ -239,7 +240,7 @@ fn during_a_callback(env: &Env) -> Result<()> {
         let (memory, mr) = bench.registered(SIZE)?;
         let hold = CoreHold::arm("in_dma_unmap")?;
         let free = free_beside(&bench, memory);
-        hold.wait(super::PATIENCE)?;
+        hold.wait(PATIENCE)?;
         refused("a callback unmaps")?;
         hold.release();
         free.finish("the free")?;
@@ -249,7 +250,7 @@ fn during_a_callback(env: &Env) -> Result<()> {
     let (memory, mr) = bench.registered(SIZE)?;
     let hold = gpu::lab()?.arm("callback_before")?;
     let free = free_beside(&bench, memory);
-    hold.wait(super::PATIENCE)?;
+    hold.wait(PATIENCE)?;
     refused("a callback is about to begin")?;
     hold.release()?;
     free.finish("the free")?;
@@ -264,7 +265,7 @@ fn after_the_callback_returned(env: &Env) -> Result<()> {
     let (memory, mr) = bench.registered(SIZE)?;
     let hold = gpu::lab()?.arm("callback_after")?;
     let free = free_beside(&bench, memory);
-    hold.wait(super::PATIENCE)?;
+    hold.wait(PATIENCE)?;
     refused("the MR is dead, but there")?;
     dereg_beside(mr).finish("ibv_dereg_mr after the callback")?;
     unload().context("rmmod after the callback")?;
@@ -302,7 +303,7 @@ fn beside_registrations(env: &Env) -> Result<()> {
     let mut busy = 0;
     for _ in 0..UNLOADS {
         // Wait for some registrations with each module that is loaded.
-        let (before, end) = (good.load(Ordering::Relaxed), Instant::now() + super::PATIENCE);
+        let (before, end) = (good.load(Ordering::Relaxed), Instant::now() + PATIENCE);
         while good.load(Ordering::Relaxed) < before + 2 && !registering.is_finished() {
             ensure!(Instant::now() < end, "nothing can be registered after a reload");
             std::thread::sleep(Duration::from_millis(1));

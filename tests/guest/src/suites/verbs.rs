@@ -3,6 +3,7 @@
 //! regions on one allocation, several threads, fork, memory windows.
 
 mod rereg;
+mod source;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,14 +18,14 @@ use seccompiler::{
 };
 
 use super::scenarios::{fence_fails_in_dereg, key_not_destroyed};
-use super::{expect_errno, page, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB, STOP_TEST};
-use crate::cuda::DeviceMemory;
+use crate::common::{errno_name, expect_errno, page, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB, STOP_TEST};
 use crate::gpu;
 use crate::lab;
 use crate::machine::{Generation, Mode};
 use crate::modules::{self, PEERMEM};
 use crate::test::{emit, in_modes, Env, NvidiaC, Suite};
 use crate::verbs::{Loopback, Mr, Op, Status, Window, WindowType, FULL_ACCESS, MW_BIND};
+use source::Source;
 
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
@@ -59,37 +60,6 @@ pub fn suite(nvidia_c: bool) -> Suite {
         }
     }
     Suite { name: "verbs", tests }
-}
-
-/// The source of what is moved: registered host memory, which is never itself under test.
-struct Source {
-    bytes: Vec<u8>,
-    mr: Mr,
-}
-
-impl Source {
-    fn new(bench: &Bench, len: usize) -> Result<Self> {
-        let bytes = vec![0u8; len];
-        let mr = bench.reg(bytes.as_ptr() as u64, len).context("register host memory")?;
-        Ok(Self { bytes, mr })
-    }
-
-    /// Writes random bytes into `mr` at `at`, and checks that nothing else has changed in `memory`.
-    /// The region begins at `from` of the memory.
-    fn deliver(
-        &mut self,
-        link: &Loopback,
-        rng: &mut fastrand::Rng,
-        (mr, at): (&Mr, usize),
-        (memory, from): (&DeviceMemory, usize),
-        len: usize,
-    ) -> Result<()> {
-        let mut wanted = memory.read(0, memory.size())?;
-        rng.fill(&mut self.bytes[..len]);
-        link.run(Op::Write, (&self.mr, 0), (mr, at), len)?;
-        wanted[from + at..][..len].copy_from_slice(&self.bytes[..len]);
-        same_bytes("the memory", &memory.read(0, memory.size())?, &wanted)
-    }
 }
 
 /// Requests name addresses that are not the memory's own. These, and no others, reach it.
@@ -319,7 +289,7 @@ fn fork_safe(env: &Env) -> Result<()> {
         Some(Err(e)) => e.raw_os_error().unwrap_or(255),
         _ => 0,
     })?;
-    ensure!(errno == 0, "the child's ibv_dereg_mr: {}", super::errno_name(errno));
+    ensure!(errno == 0, "the child's ibv_dereg_mr: {}", errno_name(errno));
     source.deliver(&link, &mut rng, (&mr, 0), (&memory, 0), MIB).context("after a child that deregistered another")?;
     // The kernel no longer has such a region. The parent only gets an error.
     let again = others.take().context("the parent's own")?.dereg();

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 use serde_json::{json, Value};
 
+use crate::common::MIB;
 use crate::gpu;
 use crate::helper::Helper;
 use crate::init::run;
@@ -19,7 +20,6 @@ use crate::lab;
 use crate::machine::{load_rdma, wait_for, Level, Mode, RDMA_DEVICE};
 use crate::modules::{self, PEERMEM};
 use crate::peermem;
-use crate::suites::MIB;
 use crate::test::{emit, Env, NvidiaC, Suite, Test};
 
 const PERSISTENT: Level = Level::Peermem(Mode::Persistent);

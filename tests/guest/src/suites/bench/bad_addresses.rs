@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use nvlab::{Layout, Memory, Reservation};
 use serde_json::json;
 
-use super::{ns, unload, Cost, Rig, Variant};
+use super::rig::{ns, unload, Cost, Rig, Variant};
 use crate::helper::Helper;
 use crate::test::{emit, Env};
 

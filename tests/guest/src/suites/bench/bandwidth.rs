@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{ensure, Result};
 use serde_json::json;
 
-use super::{unload, Rig, Variant};
+use super::rig::{unload, Rig, Variant};
 use crate::perftest::{mb_s, Report, Run, Sizes};
 use crate::test::{emit, Env};
 

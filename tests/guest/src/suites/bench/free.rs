@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use nvlab::Layout;
 use serde_json::json;
 
-use super::{positive, unload, Rig, Variant};
+use super::rig::{positive, unload, Rig, Variant};
 use crate::lab;
 use crate::test::{emit, Env};
 

@@ -9,7 +9,7 @@ use anyhow::{ensure, Context, Result};
 use nvlab::Layout;
 use serde_json::json;
 
-use super::{test, unload, Cost, Rig, Round};
+use super::rig::{test, unload, Cost, Rig, Round};
 use crate::machine::Level;
 use crate::modules;
 use crate::test::{emit, Env, Suite};

@@ -5,7 +5,7 @@ use anyhow::Result;
 use nvlab::Layout;
 use serde_json::json;
 
-use super::{unload, Rig, Round, Variant};
+use super::rig::{unload, Rig, Round, Variant};
 use crate::test::{emit, Env};
 
 const SIZE: u64 = 64 << 10;

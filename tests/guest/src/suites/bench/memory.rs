@@ -9,7 +9,7 @@ use anyhow::{ensure, Context, Result};
 use nvlab::Layout;
 use serde_json::json;
 
-use super::{layout_name, unload, Rig, Variant};
+use super::rig::{layout_name, unload, Rig, Variant};
 use crate::test::{emit, Env};
 
 const SWITCH: &str = "/proc/sys/vm/mem_profiling";

@@ -7,7 +7,7 @@ use anyhow::Result;
 use nvlab::Layout;
 use serde_json::json;
 
-use super::{layout_name, unload, Cost, Rig, Round, Variant};
+use super::rig::{layout_name, unload, Cost, Rig, Round, Variant};
 use crate::machine::SecondNic;
 use crate::test::{emit, Env};
 use crate::verbs::{Device, Pd};

@@ -6,7 +6,7 @@ use anyhow::Result;
 use nvlab::Layout;
 use serde_json::json;
 
-use super::{layout_name, unload, Rig, Variant};
+use super::rig::{layout_name, unload, Rig, Variant};
 use crate::lab;
 use crate::machine::{load_devices, peer_memory_core, unload_devices};
 use crate::modules;

@@ -6,7 +6,7 @@ use anyhow::{ensure, Context, Result};
 use nvlab::{Gdr, Kind, Layout, Memory, Reservation};
 use serde_json::json;
 
-use super::{positive, unload, Cost, Rig, Variant, PROVIDER_NS};
+use super::rig::{positive, unload, Cost, Rig, Variant, PROVIDER_NS};
 use crate::modules;
 use crate::test::{emit, Env};
 

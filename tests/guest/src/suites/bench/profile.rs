@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use nvlab::Layout;
 use serde_json::json;
 
-use super::{layout_name, unload, Rig, Variant};
+use super::rig::{layout_name, unload, Rig, Variant};
 use crate::arch::mark;
 use crate::test::{emit, Env};
 

@@ -12,7 +12,7 @@ use anyhow::{anyhow, ensure, Context, Result};
 use nvlab::{Layout, Memory};
 use serde_json::{json, Value};
 
-use super::{ns, positive, unload, Rig, Variant};
+use super::rig::{ns, positive, unload, Rig, Variant};
 use crate::lab;
 use crate::machine::SecondNic;
 use crate::peermem::Stats;

@@ -5,7 +5,7 @@ use anyhow::{ensure, Result};
 use nvlab::Layout;
 use serde_json::json;
 
-use super::{layout_name, unload, Cost, Rig, Round, Variant};
+use super::rig::{layout_name, unload, Cost, Rig, Round, Variant};
 use crate::test::{emit, Env};
 
 const KIB: u64 = 1 << 10;

@@ -11,8 +11,8 @@ use nvlab::{Layout, Memory, Piece, Reservation};
 use procfs::Current;
 use serde_json::json;
 
-use super::{layout_name, ns, unload, Cost, Rig, Variant};
-use crate::suites::errno_name;
+use super::rig::{layout_name, ns, unload, Cost, Rig, Variant};
+use crate::common::errno_name;
 use crate::test::{emit, Env};
 use crate::verbs::{Mr, FULL_ACCESS};
 

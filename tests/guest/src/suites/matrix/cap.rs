@@ -6,10 +6,11 @@ use anyhow::{ensure, Context, Result};
 use nvlab::{Layout, Memory};
 
 use super::rig::Nic;
+use crate::common::{page, pattern, same_bytes, GPU_PAGE, KIB, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::{pci_function, Generation, OtherRxe, RDMA_DEVICE};
-use crate::suites::{iommu, page, pattern, same_bytes, GPU_PAGE, KIB, MIB};
+use crate::suites::iommu;
 use crate::test::{emit, skip, Env};
 use crate::verbs::{Mr, Op};
 

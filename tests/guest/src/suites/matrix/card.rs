@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Tests one registration of a whole card.
 
+use std::time::Duration;
+
 use anyhow::{ensure, Context, Result};
 use nvlab::{Layout, Memory};
 
 use super::rig::Nic;
+use crate::common::{page, pattern, same_bytes, GPU_PAGE, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::RDMA_DEVICE;
-use crate::suites::{page, pattern, same_bytes, GPU_PAGE, MIB};
 use crate::test::Env;
 use crate::verbs::Op;
+
+/// The time in which all of a card must be moved.
+const WHOLE_CARD: Duration = Duration::from_secs(900);
 
 /// Allocates all of GPU 1, and as much of GPU 0, which nothing else uses here.
 fn card(rm: &nvlab::Client, gpu: u32, layout: Layout, rng: &mut fastrand::Rng) -> Result<Memory> {
@@ -106,7 +111,7 @@ pub fn whole(env: &Env) -> Result<()> {
         for at in (0..size).step_by(PIECE) {
             source.write(at as u64, &pattern(&mut contents, PIECE))?;
         }
-        nic.link.run_within(super::WHOLE_CARD, op, (&from_mr, 0), (&into_mr, 0), size)?;
+        nic.link.run_within(WHOLE_CARD, op, (&from_mr, 0), (&into_mr, 0), size)?;
         let mut contents = fastrand::Rng::with_seed(seed);
         for at in (0..size).step_by(PIECE) {
             let mut got = vec![0; PIECE];

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use nvlab::Layout;
 
-use crate::suites::{GPU_PAGE, KIB, MIB};
+use crate::common::{GPU_PAGE, KIB, MIB};
 
 /// The operation that moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ mod case;
 mod rig;
 mod two_nics;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use serde_json::json;
@@ -20,8 +20,6 @@ use case::{Case, Path};
 use rig::Rig;
 
 const NVIDIA_C: NvidiaC = NvidiaC::Recorded;
-/// The time in which all of a card must be moved.
-const WHOLE_CARD: Duration = Duration::from_secs(900);
 
 pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();

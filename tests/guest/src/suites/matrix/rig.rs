@@ -10,10 +10,10 @@ use anyhow::{ensure, Context, Result};
 use nvlab::{Layout, Memory};
 
 use super::case::{Case, Path, Verb, LAYOUTS, STARTS};
+use crate::common::{same_bytes, GPU_PAGE, MIB};
 use crate::gpu;
 use crate::lab::{self, NicMr};
 use crate::machine::{self, SecondNic, RDMA_DEVICE};
-use crate::suites::{same_bytes, GPU_PAGE, MIB};
 use crate::verbs::{Device, Loopback, Mr, Op, Pd, FULL_ACCESS, REMOTE_ATOMIC};
 
 /// The size of a buffer: room for the latest start and the longest length.

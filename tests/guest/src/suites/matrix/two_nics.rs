@@ -4,9 +4,9 @@
 use anyhow::{ensure, Result};
 
 use super::rig::Nic;
+use crate::common::MIB;
 use crate::gpu;
 use crate::machine::{SecondNic, RDMA_DEVICE};
-use crate::suites::MIB;
 use crate::test::Env;
 use crate::verbs::{Op, Status};
 

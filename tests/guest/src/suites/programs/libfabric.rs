@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 
-use super::{end_of, nothing_stays, Choice, Meter, Row, Running, Way};
+use super::program::{end_of, nothing_stays, Choice, Meter, Row, Running, Way};
 use crate::init;
 use crate::machine::{wait_for, Level, Mode, RDMA_DEVICE};
 use crate::modules;

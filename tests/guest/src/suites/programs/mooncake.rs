@@ -9,11 +9,12 @@ use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::{end_of, left_behind, nothing_stays, programs, version, Choice, Left, Meter, Row, Running, Way, PROGRAMS};
-use crate::common::GPU_PAGE;
+use super::program::{
+    end_of, left_behind, nothing_stays, programs, version, Choice, Left, Meter, Row, Running, Way, PROGRAMS,
+};
+use crate::common::{GPU_PAGE, MIB};
 use crate::machine::{Level, Mode, RDMA_DEVICE};
 use crate::peer::{together, Role};
-use crate::suites::MIB;
 use crate::test::{in_modes, Env, Test};
 
 const LIMIT: Duration = Duration::from_secs(90);

@@ -6,16 +6,16 @@ use std::fs;
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
 
-use super::{
+use super::program::{
     doctor_says, end_of, nothing_stays, programs, ucx_chose, ucx_settings, version, wheels_libraries, Meter, Row, Way,
 };
+use crate::common::MIB;
 use crate::helper::Helper;
 use crate::lab;
 use crate::machine::{Level, Mode};
 use crate::nixl::WHEEL;
 use crate::peer::{together, Role};
 use crate::perftest::PATIENCE;
-use crate::suites::MIB;
 use crate::test::{in_modes, Env, Test};
 
 pub fn tests(nvidia_c: bool) -> Vec<Test> {

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use anyhow::{anyhow, ensure, Context, Result};
 
-use super::{
+use super::program::{
     doctor_says, end_of, left_behind, nothing_stays, programs, ucx_chose, ucx_settings, version, wheels_libraries,
     Left, Meter, Row, Running, Seen, Way, PROGRAMS,
 };
+use crate::common::MIB;
 use crate::lab;
 use crate::machine::{wait_for, Level, Mode};
 use crate::perftest::tcp_listens;
-use crate::suites::MIB;
 use crate::test::{in_modes, Env, Suite, Test};
 
 const LIMIT: Duration = Duration::from_secs(90);

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::{Beside, KIB, SIZE};
+use super::beside::{Beside, SIZE};
+use crate::common::{Bench, KIB};
 use crate::gpu;
 use crate::helper::Helper;
 use crate::machine::{wait_for, Mode};
 use crate::modules;
-use crate::suites::{Bench, PATIENCE};
 use crate::test::Env;
-use crate::verbs::{Endpoint, Loopback, Mr, Pd, Status};
+use crate::verbs::{Endpoint, Loopback, Mr, Pd, Status, PATIENCE};
 
 const PIECE: usize = 64 * KIB;
 /// The number of requests of one attempt, unless one of them fails.

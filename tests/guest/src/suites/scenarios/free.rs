@@ -3,16 +3,16 @@
 
 use anyhow::{ensure, Context, Result};
 
-use super::{
+use super::beside::{
     after_the_free, dereg_beside, free_beside, nic_state, no_pins, reg_beside, write_status, Stop, A_WHILE, SIZE,
 };
+use crate::common::{expect_errno, pattern, same_bytes, Bench, KIB, MIB};
 use crate::cuda::DeviceMemory;
 use crate::gpu;
 use crate::lab;
 use crate::machine::{wait_for, Mode};
-use crate::suites::{expect_errno, pattern, same_bytes, Bench, KIB, MIB, PATIENCE};
 use crate::test::Env;
-use crate::verbs::{Loopback, Status};
+use crate::verbs::{Loopback, Status, PATIENCE};
 
 pub fn while_registered(env: &Env) -> Result<()> {
     match env.mode()? {

@@ -5,14 +5,14 @@ use std::process::Command;
 
 use anyhow::{ensure, Context, Result};
 
-use super::{free_beside, nic_state, no_pins, reg_beside, Beside, Stop, SIZE};
+use super::beside::{free_beside, nic_state, no_pins, reg_beside, Beside, Stop, A_WHILE, SIZE};
+use crate::common::{expect_errno, Bench};
 use crate::cuda::DeviceMemory;
 use crate::gpu;
 use crate::lab;
 use crate::machine::{load_rdma, Mode, RDMA_DEVICE};
 use crate::modules::{self, PEERMEM};
 use crate::peermem;
-use crate::suites::{expect_errno, Bench};
 use crate::test::Env;
 
 fn remove() -> Result<Beside<()>> {
@@ -70,7 +70,7 @@ pub fn removed_during_callback(env: &Env) -> Result<()> {
         let removal = remove()?;
         if env.nvidia_c {
             // No rule says whether NVIDIA's module waits here.
-            let early = removal.ended(super::A_WHILE);
+            let early = removal.ended(A_WHILE);
             stop.release()?;
             early.unwrap_or_else(|| removal.finish("the NIC's removal"))?;
         } else {

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 
-use super::{Stop, SIZE};
+use super::beside::{Stop, SIZE};
+use crate::common::{Bench, FAR, MIB};
 use crate::gpu;
 use crate::helper::Helper;
 use crate::lab;
 use crate::machine::{wait_for, Mode};
 use crate::modules::{self, PEERMEM};
-use crate::suites::{Bench, FAR, MIB};
 use crate::test::Env;
 use crate::verbs::Mr;
 

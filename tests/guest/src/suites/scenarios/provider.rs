@@ -3,14 +3,14 @@
 
 use anyhow::{ensure, Context, Result};
 
+use super::beside::{dereg_beside, free_beside, nic_state, no_pins, write_status, Stop, SIZE};
 use super::process::{actor, wait_no_mr};
-use super::{dereg_beside, free_beside, nic_state, no_pins, write_status, Stop, SIZE};
+use crate::common::{errno_name, expect_errno, Bench, KIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::{unload_devices, Mode};
 use crate::modules::{self, PEERMEM};
 use crate::peermem;
-use crate::suites::{expect_errno, Bench, KIB};
 use crate::test::Env;
 use crate::verbs::Status;
 
@@ -106,7 +106,7 @@ pub fn put_fails(env: &Env) -> Result<()> {
         let mr = bench.reg(memory.va(), SIZE)?;
         gpu::lab()?.fault_n("put_errno", errno as u64, 1)?;
         mr.dereg()?;
-        expect_kept(&super::super::errno_name(errno), 1, 1)?;
+        expect_kept(&errno_name(errno), 1, 1)?;
         bench.reg(memory.va(), SIZE)?.dereg()?;
         let left = i32::from(errno != libc::ENOMEM);
         expect_kept("the owner's next registration", left.into(), left)?;
@@ -127,7 +127,7 @@ fn persistent_put_fails(env: &Env) -> Result<()> {
         let before = lost()?;
         gpu::lab()?.fault_n("persistent_put_errno", errno as u64, 1)?;
         mr.dereg()?;
-        let name = super::super::errno_name(errno);
+        let name = errno_name(errno);
         expect_kept(&name, 1, 0)?;
         ensure!(env.nvidia_c || lost()? - before == 1, "{} pins are lost, {before} were before", lost()?);
         bench.reg(memory.va(), SIZE)?.dereg()?;

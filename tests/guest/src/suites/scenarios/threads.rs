@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 
-use super::{dereg_beside, free_beside, no_pins, reg_beside, Beside, Stop, SIZE};
+use super::beside::{dereg_beside, free_beside, no_pins, reg_beside, Beside, Stop, SIZE};
+use crate::common::{Bench, FAR, KIB};
 use crate::gpu;
 use crate::machine::{unload_devices, Mode, RDMA_DEVICE};
-use crate::suites::{Bench, FAR, KIB};
 use crate::test::Env;
 use crate::verbs::{Device, Mr, Pd, FULL_ACCESS};
 

@@ -4,11 +4,11 @@
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::Source;
+use super::source::Source;
+use crate::common::{expect_errno, same_bytes, Bench, GPU_PAGE, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::Mode;
-use crate::suites::{expect_errno, same_bytes, Bench, GPU_PAGE, MIB};
 use crate::test::Env;
 use crate::verbs::{Loopback, Op, Pd, Rereg, Status, FULL_ACCESS, LOCAL_WRITE, REMOTE_READ};
 
