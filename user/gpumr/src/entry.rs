@@ -2,6 +2,7 @@
 //! One registration. It ends when it is removed from the cache and its last lease has ended.
 
 use crate::backend::{Access, Verbs};
+use crate::covered::Cover;
 use crate::fork::{self, Closed};
 use crate::identity::Identity;
 use crate::leaving::Leaving;
@@ -113,6 +114,8 @@ pub(crate) struct Entry<H: Home> {
     pub(crate) cache: Weak<H>,
     pub(crate) keys: (u32, u32),
     pub(crate) way: Way,
+    /// While this is there, a reported free of its memory looks for it.
+    cover: Mutex<Option<Cover>>,
     /// Says whether the region is no longer the cache's.
     pub(crate) abandoned: AtomicBool,
 }
@@ -132,6 +135,7 @@ pub(crate) struct Parts<H: Home> {
     pub(crate) cache: Weak<H>,
     pub(crate) identity: Identity,
     pub(crate) used: u64,
+    pub(crate) cover: Cover,
     pub(crate) region: Region<H::Verbs>,
 }
 
@@ -150,6 +154,7 @@ impl<H: Home> Entry<H> {
             keys: parts.keys,
             cache: parts.cache,
             identity: parts.identity,
+            cover: Mutex::new(Some(parts.cover)),
             abandoned: AtomicBool::new(false),
             alive: UnsafeCell::new(None),
         });
@@ -179,14 +184,16 @@ impl<H: Home> Entry<H> {
     }
 
     /// Takes out what the entry has. Dropping that deregisters, so it must happen where no lock is
-    /// held. The entry may go with it.
+    /// held; after that a reported free finds nothing. The entry may go with it.
     ///
     /// # Safety
     ///
     /// `word` told the caller that the entry is removed and without leases.
-    unsafe fn finish(&self) -> Option<Alive<H>> {
+    unsafe fn finish(&self) -> (Option<Alive<H>>, Option<Cover>) {
         // SAFETY: By this function's contract and the invariant it belongs to the caller.
-        unsafe { (*self.alive.get()).take() }
+        let alive = unsafe { (*self.alive.get()).take() };
+        // The parts of a pair are dropped in their order.
+        (alive, lock(&self.cover).take())
     }
 
     pub(crate) fn bar1_bytes(&self) -> u64 {

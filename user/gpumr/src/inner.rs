@@ -3,6 +3,7 @@
 //! what is done with it.
 
 use crate::backend::{Access, Gpu, Verbs};
+use crate::covered::Covered;
 use crate::entry::{self, Export, Home, Parts, Region};
 use crate::error::{Error, Memory, Refusal};
 use crate::exit;
@@ -51,6 +52,8 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     /// swept.
     trusted: AtomicU64,
     pressure: Pressure,
+    /// The ranges of all registrations, those under way and those that are ending among them.
+    covered: Arc<Covered>,
     state: Mutex<State<G, V>>,
     /// The entries that threads are letting go of at this moment. Its lock may be taken under that of `state`.
     leaving: Leaving<Entry<G, V>>,
@@ -323,6 +326,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             clock: AtomicU64::new(0),
             trusted: AtomicU64::new(0),
             pressure: Pressure::default(),
+            covered: Arc::default(),
             state: Mutex::new(state),
             leaving: Leaving::default(),
             ended: Condvar::new(),
@@ -448,6 +452,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         }
         for _ in 0..CHANGES {
             let number = self.tick();
+            let _cover = self.covered.cover(range);
             lock(&self.state).making.insert(number, Making { range, freed: false });
             let made = self.make_of(pd, access, range);
             let mut state = lock(&self.state);
@@ -543,6 +548,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 cache: Arc::downgrade(self),
                 identity: identity.clone(),
                 used: self.tick(),
+                cover: self.covered.cover(range),
                 region: Region {
                     verbs: self.verbs.clone(),
                     counters: self.counters.clone(),
@@ -705,6 +711,9 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     }
 
     pub(crate) fn freed(&self, range: Option<Range>) {
+        if range.is_some_and(|range| !self.covered.may_overlap(&range)) {
+            return;
+        }
         if self.check_process().is_ok() {
             let chosen = |state: &mut State<G, V>| {
                 state.freed(range);

@@ -26,6 +26,7 @@
 pub mod backend;
 pub mod cache;
 mod checkpoint;
+mod covered;
 pub mod cuda;
 mod entry;
 pub mod error;

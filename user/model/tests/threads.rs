@@ -400,6 +400,25 @@ fn what_was_in_use_at_a_request_is_let_go_at_the_next() {
     });
 }
 
+/// A program frees a buffer while another thread is ending its region. It may free when the report
+/// returns, so the region is gone then, whoever has deregistered it.
+#[test]
+fn a_report_waits_for_a_region_that_another_thread_ends() {
+    search("a report beside an end", || {
+        let world = World::default();
+        let cache = Cache::new(world.clone(), world.clone(), Policy::by_module(true), Limits::default());
+        let block = world.allocate(2).unwrap();
+        register(&world, &cache, block);
+        let forgets = {
+            let cache = cache.clone();
+            shuttle::thread::spawn(move || cache.forget(0))
+        };
+        cache.before_free(block.start(), block.length()).unwrap();
+        assert_eq!(world.regions(), 0, "EARLY: the report returned before the region was gone");
+        forgets.join().unwrap();
+    });
+}
+
 /// A program asks for memory back, because it is short, while another thread is letting go of the
 /// same. It is free when the call returns, whoever has deregistered it, and a registration that
 /// lacked its room is made.
