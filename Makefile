@@ -175,7 +175,7 @@ miri:
 
 bindings:
 	BINDGEN='$(BINDGEN)' bindings/generate.sh bindings
-	BINDGEN='$(BINDGEN)' tests/guest/bindings/generate.sh
+	BINDGEN='$(BINDGEN)' tools/verbs/bindings/generate.sh
 
 bindings-check:
 	@mkdir -p '$(OUT)/bindings'
@@ -183,7 +183,7 @@ bindings-check:
 	@for f in peer_mem nv_p2p shim; do \
 		cmp -s bindings/$$f.rs '$(OUT)'/bindings/$$f.rs || { \
 		echo "bindings/$$f.rs is not what its header gives: make bindings, and commit" >&2; exit 1; }; done
-	@echo "bindings/: as committed (tests/guest/bindings follow the rdma-core that is installed)"
+	@echo "bindings/: as committed (tools/verbs/bindings follow the rdma-core that is installed)"
 
 # The other targets are described in CONTRIBUTING.md, all settings in docs/install.md.
 help:

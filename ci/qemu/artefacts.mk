@@ -284,7 +284,7 @@ cuda-selftest:
 	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda $@
 
 guest:
-	@$(program) $(workspace) tests/guest user/gpumr $(q)/gpu/client tools/proc tools/peermemctl/tests/situations/live.json samples/edu-dma/uapi.rs \
+	@$(program) $(workspace) tests/guest user/gpumr $(q)/gpu/client tools/proc tools/verbs tools/peermemctl/tests/situations/live.json samples/edu-dma/uapi.rs \
 		$(call libraries,libc6-dev libibverbs-dev linux-libc-dev) \
 		$(built) tests/guest $@
 

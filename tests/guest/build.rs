@@ -3,8 +3,8 @@
 
 fn main() {
     println!("cargo:rustc-link-lib=ibverbs");
-    let files = ["bindings/verbs.c", "bindings/layout.c"];
-    for file in files.iter().chain(&["bindings/verbs.h"]) {
+    let files = ["../../tools/verbs/bindings/verbs.c", "../../tools/verbs/bindings/layout.c"];
+    for file in files.iter().chain(&["../../tools/verbs/bindings/verbs.h"]) {
         println!("cargo:rerun-if-changed={file}");
     }
     cc::Build::new().files(files).warnings(false).compile("verbs_inline");

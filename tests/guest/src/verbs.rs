@@ -26,7 +26,7 @@ pub use rereg::Rereg;
 pub use window::{Window, WindowType};
 pub use work::Op;
 
-#[path = "../bindings/verbs.rs"]
+#[path = "../../../tools/verbs/bindings/verbs.rs"]
 #[allow(clippy::all, dead_code, non_camel_case_types, non_snake_case, non_upper_case_globals, unsafe_op_in_unsafe_fn)]
 #[rustfmt::skip]
 pub mod sys;
