@@ -290,7 +290,7 @@ guest:
 
 # Its release takes ten minutes of a new machine's half hour, and uses little less time when it runs.
 peermemctl:
-	@$(program) $(addprefix tools/peermemctl/,src Cargo.toml Cargo.lock) tools/proc VERSION $(built) tools/peermemctl $@ dev
+	@$(program) $(addprefix tools/peermemctl/,src Cargo.toml Cargo.lock) tools/proc tools/verbs VERSION $(built) tools/peermemctl $@ dev
 
 # The preload library for unmodified programs (docs/dma-buf.md).
 preload:

@@ -26,11 +26,7 @@ pub use rereg::Rereg;
 pub use window::{Window, WindowType};
 pub use work::Op;
 
-#[path = "../../../tools/verbs/bindings/verbs.rs"]
-#[allow(clippy::all, dead_code, non_camel_case_types, non_snake_case, non_upper_case_globals, unsafe_op_in_unsafe_fn)]
-#[rustfmt::skip]
-pub mod sys;
-
+pub use ::verbs as sys;
 pub use sys::ibv_wc_status as Status;
 
 pub const LOCAL_WRITE: i32 = sys::ibv_access_flags_IBV_ACCESS_LOCAL_WRITE as i32;
@@ -287,6 +283,9 @@ mod tests {
     fn the_bindings_are_those_of_the_header() {
         let ours = [
             size_of::<ibv_context>(),
+            offset_of!(ibv_context, ops.poll_cq),
+            offset_of!(ibv_context, ops.post_send),
+            offset_of!(ibv_context, ops.post_recv),
             offset_of!(ibv_context, cmd_fd),
             size_of::<ibv_pd>(),
             size_of::<ibv_mr>(),
@@ -306,9 +305,21 @@ mod tests {
             size_of::<ib_uverbs_rereg_mr>(),
         ];
         extern "C" {
-            static verbs_layout: [usize; 18];
+            static verbs_layout: [usize; 21];
         }
         // SAFETY: layout.c has as many, which nobody writes.
         assert_eq!(ours, unsafe { verbs_layout });
+    }
+
+    /// gpumr is published alone, so it has a declaration of its own.
+    #[test]
+    fn gpumr_declares_the_same_region() {
+        use gpumr::ibverbs::RawMr;
+        macro_rules! offsets {
+            ($kind:ty) => {
+                [offset_of!($kind, addr), offset_of!($kind, handle), offset_of!($kind, lkey), offset_of!($kind, rkey)]
+            };
+        }
+        assert_eq!(offsets!(RawMr), offsets!(ibv_mr));
     }
 }

@@ -1,28 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The part of libibverbs that `selftest` and `verify` need: reliable connections from a device to
-//! itself. The library is opened at run time; the layouts are its stable ABI, checked below.
+//! itself. The library is opened at run time; its types and constants are those of its header.
 
 use crate::root::Root;
+use ::verbs as sys;
 use anyhow::{bail, Context as _, Result};
 use libloading::Library;
-use std::ffi::{c_char, c_int, c_void, CStr};
+use std::ffi::{c_int, c_void, CStr};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::null_mut;
 use std::time::{Duration, Instant};
+use sys::ibv_wc_status as Status;
 
-/// Local write, remote write, remote read.
-const ACCESS: c_int = 1 | 2 | 4;
-const REMOTE_ATOMIC: c_int = 8;
-const RC: u32 = 2;
-const SIGNALED: u32 = 2;
-const STATE_INIT: u32 = 1;
-const STATE_RTR: u32 = 2;
-const STATE_RTS: u32 = 3;
-/// The attributes that each step of bringing a queue pair up sets.
-const TO_INIT: c_int = 0x39;
-const TO_RTR: c_int = 0x12_9181;
-const TO_RTS: c_int = 0x1_2e01;
-const MTU_1024: u32 = 3;
+const ACCESS: c_int = (sys::ibv_access_flags_IBV_ACCESS_LOCAL_WRITE
+    | sys::ibv_access_flags_IBV_ACCESS_REMOTE_WRITE
+    | sys::ibv_access_flags_IBV_ACCESS_REMOTE_READ) as c_int;
+const REMOTE_ATOMIC: c_int = sys::ibv_access_flags_IBV_ACCESS_REMOTE_ATOMIC as c_int;
 /// Writes that are under way at once.
 const DEPTH: u64 = 16;
 /// The time within which a request ends, with success or an error: a NIC's own retries take 8 s at
@@ -31,160 +25,24 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The beginning of the error of a request that did not end.
 pub const NO_COMPLETION: &str = "no completion";
 /// The status of a completion that is a success.
-pub const SUCCESS: u32 = 0;
+pub const SUCCESS: u32 = Status::IBV_WC_SUCCESS.0;
 /// The status of a request that was not tried because one before it failed.
-pub const FLUSHED: u32 = 5;
+pub const FLUSHED: u32 = Status::IBV_WC_WR_FLUSH_ERR.0;
 
 /// Returns the words for a status, which for the frequent ones are close to those of
 /// `ibv_wc_status_str()`.
 pub fn status_words(status: u32) -> String {
-    let words = match status {
-        SUCCESS => "success",
-        4 => "local protection error",
-        FLUSHED => "flushed",
-        9 => "remote invalid request error",
-        10 => "remote access error",
-        11 => "remote operation error",
-        12 => "no answer",
+    let words = match sys::ibv_wc_status(status) {
+        Status::IBV_WC_SUCCESS => "success",
+        Status::IBV_WC_LOC_PROT_ERR => "local protection error",
+        Status::IBV_WC_WR_FLUSH_ERR => "flushed",
+        Status::IBV_WC_REM_INV_REQ_ERR => "remote invalid request error",
+        Status::IBV_WC_REM_ACCESS_ERR => "remote access error",
+        Status::IBV_WC_REM_OP_ERR => "remote operation error",
+        Status::IBV_WC_RETRY_EXC_ERR => "no answer",
         _ => "error",
     };
     format!("{words}, work completion status {status}")
-}
-
-#[repr(C)]
-struct RawContext {
-    device: *mut c_void,
-    ops: [*const c_void; 32],
-}
-
-/// The places of the calls that the library makes through the context.
-const POLL_CQ: usize = 11;
-const POST_SEND: usize = 25;
-const POST_RECEIVE: usize = 26;
-
-/// The answer of a device that says what it can do: of its 232 bytes, the words with `atomic_cap`.
-#[repr(C)]
-struct DeviceAttributes {
-    before: [u8; 164],
-    /// 0: no atomics.
-    atomics: u32,
-    /// Room for a library that knows more.
-    rest: [u8; 344],
-}
-
-#[repr(C)]
-struct RawMr {
-    pointers: [*mut c_void; 3],
-    length: usize,
-    handle: u32,
-    lkey: u32,
-    rkey: u32,
-}
-
-#[repr(C)]
-struct RawQp {
-    pointers: [*mut c_void; 6],
-    handle: u32,
-    number: u32,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct Capabilities {
-    max_send_wr: u32,
-    max_recv_wr: u32,
-    max_send_sge: u32,
-    max_recv_sge: u32,
-    max_inline_data: u32,
-}
-
-#[repr(C)]
-struct QpInit {
-    context: *mut c_void,
-    send_cq: *mut c_void,
-    recv_cq: *mut c_void,
-    srq: *mut c_void,
-    cap: Capabilities,
-    kind: u32,
-    sq_sig_all: c_int,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct AddressHandle {
-    /// The global route: 16 bytes, then flow label, index of our own address, hop limit, class.
-    dgid: [u64; 2],
-    flow_label: u32,
-    sgid_index: u8,
-    hop_limit: u8,
-    traffic_class: u8,
-    dlid: u16,
-    sl: u8,
-    src_path_bits: u8,
-    static_rate: u8,
-    is_global: u8,
-    port: u8,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct QpAttributes {
-    state: u32,
-    current_state: u32,
-    path_mtu: u32,
-    path_mig_state: u32,
-    qkey: u32,
-    rq_psn: u32,
-    sq_psn: u32,
-    dest_qp_num: u32,
-    access: u32,
-    cap: Capabilities,
-    ah: AddressHandle,
-    alt_ah: AddressHandle,
-    pkey_index: u16,
-    alt_pkey_index: u16,
-    en_sqd_async_notify: u8,
-    sq_draining: u8,
-    max_rd_atomic: u8,
-    max_dest_rd_atomic: u8,
-    min_rnr_timer: u8,
-    port: u8,
-    timeout: u8,
-    retry_cnt: u8,
-    rnr_retry: u8,
-    alt_port: u8,
-    alt_timeout: u8,
-    rate_limit: u32,
-}
-
-#[repr(C)]
-struct Piece {
-    address: u64,
-    length: u32,
-    lkey: u32,
-}
-
-#[repr(C)]
-struct SendRequest {
-    id: u64,
-    next: *mut Self,
-    pieces: *mut Piece,
-    count: c_int,
-    opcode: u32,
-    flags: u32,
-    immediate: u32,
-    remote_address: u64,
-    /// The words of a request: for an atomic two operands and then the rkey, otherwise the rkey
-    /// first.
-    words: [u64; 10],
-}
-
-#[repr(C)]
-struct ReceiveRequest {
-    id: u64,
-    next: *mut Self,
-    pieces: *mut Piece,
-    count: c_int,
 }
 
 /// One kind of request.
@@ -203,47 +61,43 @@ pub enum Op {
 
 impl Op {
     fn opcode(self) -> u32 {
+        use sys::ibv_wr_opcode as code;
         match self {
-            Self::Write => 0,
-            Self::Send => 2,
-            Self::Read => 4,
-            Self::CompareSwap { .. } => 5,
-            Self::FetchAdd(_) => 6,
+            Self::Write => code::IBV_WR_RDMA_WRITE,
+            Self::Send => code::IBV_WR_SEND,
+            Self::Read => code::IBV_WR_RDMA_READ,
+            Self::CompareSwap { .. } => code::IBV_WR_ATOMIC_CMP_AND_SWP,
+            Self::FetchAdd(_) => code::IBV_WR_ATOMIC_FETCH_AND_ADD,
         }
     }
 
-    /// Returns the words that follow the remote address in a request.
-    fn words(self, rkey: u32) -> [u64; 10] {
-        // The key is the first half of a word, whatever the byte order.
-        let [a, b, c, d] = rkey.to_ne_bytes();
-        let key = u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]);
-        let mut words = [0; 10];
-        let head: &[u64] = match self {
-            Self::FetchAdd(add) => &[add, 0, key],
-            Self::CompareSwap { compare, swap } => &[compare, swap, key],
-            _ => &[key],
+    /// Enters the remote place, and the operands of an atomic, into a request.
+    fn fill(self, request: &mut sys::ibv_send_wr, remote_addr: u64, rkey: u32) {
+        let (compare_add, swap) = match self {
+            Self::FetchAdd(add) => (add, 0),
+            Self::CompareSwap { compare, swap } => (compare, swap),
+            _ => {
+                // A send ignores this.
+                request.wr.rdma.remote_addr = remote_addr;
+                request.wr.rdma.rkey = rkey;
+                return;
+            }
         };
-        words.iter_mut().zip(head).for_each(|(word, value)| *word = *value);
-        words
+        request.wr.atomic.remote_addr = remote_addr;
+        request.wr.atomic.compare_add = compare_add;
+        request.wr.atomic.swap = swap;
+        request.wr.atomic.rkey = rkey;
     }
 }
 
-#[repr(C)]
-#[derive(Default)]
-struct Completion {
-    id: u64,
-    status: u32,
-    opcode: u32,
-    vendor_error: u32,
-    length: u32,
-    immediate: u32,
-    qp: u32,
-    source_qp: u32,
-    flags: u32,
-    pkey_index: u16,
-    slid: u16,
-    sl: u8,
-    path_bits: u8,
+/// Looks a function of libibverbs up, with the type that the header gives it. The name has as many
+/// `_` behind it as the function has arguments.
+macro_rules! function {
+    ($verbs:expr, $name:ident($($argument:tt),*)) => {
+        // SAFETY: The header gives the function of this name this type. The closure is never called,
+        // so that nothing is linked.
+        unsafe { $verbs.function(stringify!($name), || -> unsafe extern "C" fn($($argument),*) -> _ { sys::$name }) }
+    };
 }
 
 /// The library libibverbs.
@@ -272,8 +126,8 @@ impl Verbs {
     ///
     /// # Safety
     ///
-    /// `F` is its type.
-    unsafe fn function<F: Copy>(&self, name: &str) -> Result<F> {
+    /// `F`, which the closure names, is its type.
+    unsafe fn function<F: Copy>(&self, name: &str, _type: impl FnOnce() -> F) -> Result<F> {
         let name_with_end = format!("{name}\0");
         // SAFETY: By this function's contract.
         let before = self.before.as_ref().and_then(|lib| unsafe { lib.get::<F>(name_with_end.as_bytes()) }.ok());
@@ -288,16 +142,10 @@ impl Verbs {
 
     /// Opens the RDMA device `name`.
     pub fn device(&self, name: &str) -> Result<Device<'_>> {
-        type GetList = unsafe extern "C" fn(*mut c_int) -> *mut *mut c_void;
-        // SAFETY: The types are those of infiniband/verbs.h, here and below.
-        let (list, free, named, open) = unsafe {
-            (
-                self.function::<GetList>("ibv_get_device_list")?,
-                self.function::<unsafe extern "C" fn(*mut *mut c_void)>("ibv_free_device_list")?,
-                self.function::<unsafe extern "C" fn(*mut c_void) -> *const c_char>("ibv_get_device_name")?,
-                self.function::<unsafe extern "C" fn(*mut c_void) -> *mut RawContext>("ibv_open_device")?,
-            )
-        };
+        let list = function!(self, ibv_get_device_list(_))?;
+        let free = function!(self, ibv_free_device_list(_))?;
+        let named = function!(self, ibv_get_device_name(_))?;
+        let open = function!(self, ibv_open_device(_))?;
         let mut count: c_int = 0;
         // SAFETY: `count` is a local.
         let devices = unsafe { list(&mut count) };
@@ -327,7 +175,7 @@ impl Verbs {
 /// An open device.
 pub struct Device<'a> {
     verbs: &'a Verbs,
-    context: *mut RawContext,
+    context: *mut sys::ibv_context,
     atomics: bool,
 }
 
@@ -339,14 +187,12 @@ unsafe impl Sync for Device<'_> {}
 impl<'a> Device<'a> {
     /// Asks the device what it can do, and returns it with the answer.
     fn asked(mut self) -> Result<Self> {
-        type Query = unsafe extern "C" fn(*mut RawContext, *mut DeviceAttributes) -> c_int;
-        let mut attributes = DeviceAttributes { before: [0; 164], atomics: 0, rest: [0; 344] };
-        // SAFETY: Type of the header; the context is open, and there is room for what the library
-        // writes.
-        let error = unsafe { self.verbs.function::<Query>("ibv_query_device")?(self.context, &mut attributes) };
-        match error {
+        let mut attributes = sys::ibv_device_attr::default();
+        let query = function!(self.verbs, ibv_query_device(_, _))?;
+        // SAFETY: The context is open, and `attributes` is a local.
+        match unsafe { query(self.context, &mut attributes) } {
             0 => {
-                self.atomics = attributes.atomics != 0;
+                self.atomics = attributes.atomic_cap != sys::ibv_atomic_cap_IBV_ATOMIC_NONE;
                 Ok(self)
             }
             error => Err(io::Error::from_raw_os_error(error)).context("ibv_query_device"),
@@ -369,11 +215,9 @@ impl<'a> Device<'a> {
 
     /// Allocates a protection domain.
     pub fn domain(&'a self) -> Result<Domain<'a>> {
-        // SAFETY: Type of the header; the context is open.
-        let raw = unsafe {
-            let alloc = self.verbs.function::<unsafe extern "C" fn(*mut RawContext) -> *mut c_void>("ibv_alloc_pd")?;
-            alloc(self.context)
-        };
+        let alloc = function!(self.verbs, ibv_alloc_pd(_))?;
+        // SAFETY: The context is open.
+        let raw = unsafe { alloc(self.context) };
         if raw.is_null() {
             return Err(io::Error::last_os_error()).context("ibv_alloc_pd");
         }
@@ -383,22 +227,24 @@ impl<'a> Device<'a> {
 
 impl Drop for Device<'_> {
     fn drop(&mut self) {
-        // SAFETY: Open, and what was made of it is gone, since it borrows this.
-        unsafe {
-            if let Ok(close) = self.verbs.function::<unsafe extern "C" fn(*mut RawContext) -> c_int>("ibv_close_device")
-            {
-                close(self.context);
-            }
+        if let Ok(close) = function!(self.verbs, ibv_close_device(_)) {
+            // SAFETY: Open, and what was made of it is gone, since it borrows this.
+            unsafe { close(self.context) };
         }
     }
 }
 
-/// Gives `raw` back by the library's function `name`.
-fn give_back(verbs: &Verbs, name: &str, raw: *mut c_void) -> io::Result<()> {
-    // SAFETY: All destroyers take one pointer and return an errno; `raw` is live and the caller's.
-    let error =
-        unsafe { verbs.function::<unsafe extern "C" fn(*mut c_void) -> c_int>(name).map(|destroy| destroy(raw)) };
-    match error {
+/// A function that takes an object back and returns an errno.
+type GiveBack<T> = Result<unsafe extern "C" fn(*mut T) -> c_int>;
+
+/// Gives `raw` back by a function of the library.
+///
+/// # Safety
+///
+/// `raw` is live and the caller's.
+unsafe fn give_back<T>(function: GiveBack<T>, raw: *mut T) -> io::Result<()> {
+    // SAFETY: By this function's contract.
+    match function.map(|function| unsafe { function(raw) }) {
         Ok(0) => Ok(()),
         Ok(error) => Err(io::Error::from_raw_os_error(error.abs())),
         Err(error) => Err(io::Error::other(format!("{error:#}"))),
@@ -406,16 +252,20 @@ fn give_back(verbs: &Verbs, name: &str, raw: *mut c_void) -> io::Result<()> {
 }
 
 /// Gives back as [`give_back`] does, where nobody but the user can be told of an error.
-fn destroy(verbs: &Verbs, name: &str, raw: *mut c_void) {
-    if let Err(error) = give_back(verbs, name, raw) {
-        eprintln!("peermemctl: {name}: {error}");
-    }
+macro_rules! destroy {
+    ($verbs:expr, $name:ident, $raw:expr) => {{
+        let (function, raw) = (function!($verbs, $name(_)), $raw);
+        // SAFETY: The object is live, and its owner, which is being dropped, gives it back.
+        if let Err(error) = unsafe { give_back(function, raw) } {
+            eprintln!("peermemctl: {}: {error}", stringify!($name));
+        }
+    }};
 }
 
 /// A protection domain.
 pub struct Domain<'a> {
     device: &'a Device<'a>,
-    raw: *mut c_void,
+    raw: *mut sys::ibv_pd,
 }
 
 // SAFETY: As for Device.
@@ -426,16 +276,9 @@ unsafe impl Sync for Domain<'_> {}
 impl<'a> Domain<'a> {
     /// Registers memory by its address. Errors are the system's, as `ibv_reg_mr()` sets them.
     pub fn register(&'a self, address: u64, length: usize) -> io::Result<Region<'a>> {
-        // SAFETY: Type of the header; the kernel checks the range.
-        let raw = unsafe {
-            let register = self
-                .device
-                .verbs
-                .function::<unsafe extern "C" fn(*mut c_void, u64, usize, c_int) -> *mut RawMr>("ibv_reg_mr")
-                .map_err(io::Error::other)?;
-            register(self.raw, address, length, self.device.access())
-        };
-        self.region(raw)
+        let register = function!(self.device.verbs, ibv_reg_mr(_, _, _, _)).map_err(io::Error::other)?;
+        // SAFETY: The domain is live; the kernel checks the range.
+        self.region(unsafe { register(self.raw, address as *mut c_void, length, self.device.access()) })
     }
 
     /// Registers `length` bytes from `offset` on of a dma-buf, which begins at `address`.
@@ -446,14 +289,10 @@ impl<'a> Domain<'a> {
         offset: u64,
         length: usize,
     ) -> io::Result<Region<'a>> {
-        type Register = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut RawMr;
+        let register = function!(self.device.verbs, ibv_reg_dmabuf_mr(_, _, _, _, _, _)).map_err(io::Error::other)?;
         let access = self.device.access();
-        // SAFETY: Type of the header; the kernel checks the range.
-        let raw = unsafe {
-            let register = self.device.verbs.function::<Register>("ibv_reg_dmabuf_mr").map_err(io::Error::other)?;
-            register(self.raw, offset, length, address + offset, fd.as_raw_fd(), access)
-        };
-        self.region(raw)
+        // SAFETY: The domain is live; the kernel checks the range.
+        self.region(unsafe { register(self.raw, offset, length, address + offset, fd.as_raw_fd(), access) })
     }
 
     /// Registers the dma-buf for Data Direct: the NIC reaches the GPU by a PCI function of its own
@@ -465,7 +304,9 @@ impl<'a> Domain<'a> {
         offset: u64,
         length: usize,
     ) -> io::Result<Region<'a>> {
-        type Register = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int, c_int) -> *mut RawMr;
+        /// The type of `mlx5dv_reg_dmabuf_mr()`, which Debian 12's header lacks.
+        type Register =
+            unsafe extern "C" fn(*mut sys::ibv_pd, u64, usize, u64, c_int, c_int, c_int) -> *mut sys::ibv_mr;
         /// The flag MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT.
         const DATA_DIRECT: c_int = 1;
         let access = self.device.access();
@@ -479,7 +320,7 @@ impl<'a> Domain<'a> {
         self.region(raw)
     }
 
-    fn region(&'a self, raw: *mut RawMr) -> io::Result<Region<'a>> {
+    fn region(&'a self, raw: *mut sys::ibv_mr) -> io::Result<Region<'a>> {
         if raw.is_null() {
             return Err(io::Error::last_os_error());
         }
@@ -497,19 +338,11 @@ impl<'a> Domain<'a> {
     }
 
     fn connected(&'a self, port: &PortAddress, with_peer: bool) -> Result<Loopback<'a>> {
-        type CreateCq = unsafe extern "C" fn(*mut RawContext, c_int, *mut c_void, *mut c_void, c_int) -> *mut c_void;
         /// Room for all that is flushed after an error.
         const ENTRIES: c_int = 2 * DEPTH as c_int;
-        // SAFETY: Type of the header; no channel.
-        let cq = unsafe {
-            self.device.verbs.function::<CreateCq>("ibv_create_cq")?(
-                self.device.context,
-                ENTRIES,
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-                0,
-            )
-        };
+        let create = function!(self.device.verbs, ibv_create_cq(_, _, _, _, _))?;
+        // SAFETY: The context is open; there is no channel.
+        let cq = unsafe { create(self.device.context, ENTRIES, null_mut(), null_mut(), 0) };
         if cq.is_null() {
             return Err(io::Error::last_os_error()).context("ibv_create_cq");
         }
@@ -526,25 +359,23 @@ impl<'a> Domain<'a> {
         Ok(loopback)
     }
 
-    fn queue_pair(&self, cq: *mut c_void) -> Result<QueuePair> {
-        let mut init = QpInit {
-            context: std::ptr::null_mut(),
+    fn queue_pair(&self, cq: *mut sys::ibv_cq) -> Result<QueuePair> {
+        let mut init = sys::ibv_qp_init_attr {
             send_cq: cq,
             recv_cq: cq,
-            srq: std::ptr::null_mut(),
-            cap: Capabilities {
+            cap: sys::ibv_qp_cap {
                 max_send_wr: DEPTH as u32,
                 max_recv_wr: 1,
                 max_send_sge: 1,
                 max_recv_sge: 1,
                 max_inline_data: 0,
             },
-            kind: RC,
-            sq_sig_all: 0,
+            qp_type: sys::ibv_qp_type::IBV_QPT_RC,
+            ..Default::default()
         };
-        type Create = unsafe extern "C" fn(*mut c_void, *mut QpInit) -> *mut RawQp;
-        // SAFETY: Type of the header; `init` is a local.
-        let qp = unsafe { self.device.verbs.function::<Create>(CREATE_QP)?(self.raw, &mut init) };
+        let create = function!(self.device.verbs, ibv_create_qp(_, _))?;
+        // SAFETY: The domain and the completion queue are live; `init` is a local.
+        let qp = unsafe { create(self.raw, &mut init) };
         match qp.is_null() {
             false => Ok(QueuePair(qp)),
             true => Err(io::Error::last_os_error()).context(CREATE_QP),
@@ -561,14 +392,14 @@ pub fn has_no_connections(error: &anyhow::Error) -> bool {
 
 impl Drop for Domain<'_> {
     fn drop(&mut self) {
-        destroy(self.device.verbs, "ibv_dealloc_pd", self.raw);
+        destroy!(self.device.verbs, ibv_dealloc_pd, self.raw);
     }
 }
 
 /// A memory region.
 pub struct Region<'a> {
     verbs: &'a Verbs,
-    raw: Option<*mut RawMr>,
+    raw: Option<*mut sys::ibv_mr>,
     _domain: &'a Domain<'a>,
 }
 
@@ -585,14 +416,16 @@ impl Region<'_> {
 
     /// Deregisters the region.
     pub fn deregister(mut self) -> io::Result<()> {
-        self.raw.take().map_or(Ok(()), |raw| give_back(self.verbs, "ibv_dereg_mr", raw.cast()))
+        let function = function!(self.verbs, ibv_dereg_mr(_));
+        // SAFETY: The region is live until it is taken out, which happens once.
+        self.raw.take().map_or(Ok(()), |raw| unsafe { give_back(function, raw) })
     }
 }
 
 impl Drop for Region<'_> {
     fn drop(&mut self) {
         if let Some(raw) = self.raw.take() {
-            destroy(self.verbs, "ibv_dereg_mr", raw.cast());
+            destroy!(self.verbs, ibv_dereg_mr, raw);
         }
     }
 }
@@ -652,12 +485,12 @@ const CREATE_QP: &str = "ibv_create_qp";
 
 /// A live queue pair.
 #[derive(Clone, Copy)]
-struct QueuePair(*mut RawQp);
+struct QueuePair(*mut sys::ibv_qp);
 
 impl QueuePair {
     fn number(self) -> u32 {
         // SAFETY: The queue pair is live.
-        unsafe { (*self.0).number }
+        unsafe { (*self.0).qp_num }
     }
 }
 
@@ -665,7 +498,7 @@ impl QueuePair {
 /// queue.
 pub struct Loopback<'a> {
     device: &'a Device<'a>,
-    cq: *mut c_void,
+    cq: *mut sys::ibv_cq,
     /// The first one asks; the last one, which may be the same, receives.
     qps: Vec<QueuePair>,
     /// The time within which a request ends; a NIC that takes longer hangs.
@@ -682,52 +515,52 @@ impl Loopback<'_> {
         self
     }
 
-    fn modify(&self, qp: QueuePair, attributes: &mut QpAttributes, mask: c_int) -> Result<()> {
-        type Modify = unsafe extern "C" fn(*mut RawQp, *mut QpAttributes, c_int) -> c_int;
-        // SAFETY: Type of the header; the queue pair is live.
-        let error = unsafe { self.device.verbs.function::<Modify>("ibv_modify_qp")?(qp.0, attributes, mask) };
-        match error {
+    fn modify(&self, qp: QueuePair, attributes: &mut sys::ibv_qp_attr, mask: c_int) -> Result<()> {
+        let modify = function!(self.device.verbs, ibv_modify_qp(_, _, _))?;
+        // SAFETY: The queue pair is live.
+        match unsafe { modify(qp.0, attributes, mask) } {
             0 => Ok(()),
             error => Err(io::Error::from_raw_os_error(error))
-                .with_context(|| format!("ibv_modify_qp to state {}", attributes.state)),
+                .with_context(|| format!("ibv_modify_qp to state {}", attributes.qp_state)),
         }
     }
 
     fn connect(&self, qp: QueuePair, peer: u32, port: &PortAddress) -> Result<()> {
+        use sys::ibv_qp_state as state;
         self.modify(
             qp,
-            &mut QpAttributes {
-                state: STATE_INIT,
-                port: port.port,
-                access: self.device.access() as u32,
+            &mut sys::ibv_qp_attr {
+                qp_state: state::IBV_QPS_INIT,
+                port_num: port.port,
+                qp_access_flags: self.device.access() as u32,
                 ..Default::default()
             },
-            TO_INIT,
+            sys::TO_INIT,
         )?;
-        let mut ah = AddressHandle { dlid: port.lid, port: port.port, ..Default::default() };
+        let mut ah_attr = sys::ibv_ah_attr { dlid: port.lid, port_num: port.port, ..Default::default() };
         if let Some((index, gid)) = port.gid {
-            let half = |range: std::ops::Range<usize>| {
-                gid.get(range).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
-            };
-            ah = AddressHandle { dgid: [half(0..8), half(8..16)], sgid_index: index, hop_limit: 1, is_global: 1, ..ah };
+            ah_attr.is_global = 1;
+            ah_attr.grh.dgid.raw = gid;
+            ah_attr.grh.sgid_index = index;
+            ah_attr.grh.hop_limit = 1;
         }
         self.modify(
             qp,
-            &mut QpAttributes {
-                state: STATE_RTR,
-                path_mtu: MTU_1024,
+            &mut sys::ibv_qp_attr {
+                qp_state: state::IBV_QPS_RTR,
+                path_mtu: sys::ibv_mtu::IBV_MTU_1024,
                 dest_qp_num: peer,
                 max_dest_rd_atomic: 1,
                 min_rnr_timer: 12,
-                ah,
+                ah_attr,
                 ..Default::default()
             },
-            TO_RTR,
+            sys::TO_RTR,
         )?;
         self.modify(
             qp,
-            &mut QpAttributes {
-                state: STATE_RTS,
+            &mut sys::ibv_qp_attr {
+                qp_state: state::IBV_QPS_RTS,
                 // 4.096 µs * 2^18 = 1 s, retried seven times: an emulated NIC answers late.
                 timeout: 18,
                 retry_cnt: 7,
@@ -735,7 +568,7 @@ impl Loopback<'_> {
                 max_rd_atomic: 1,
                 ..Default::default()
             },
-            TO_RTS,
+            sys::TO_RTS,
         )
     }
 
@@ -813,68 +646,61 @@ impl Loopback<'_> {
     }
 
     fn post(&self, op: Op, local: At, remote: At, length: u32) -> Result<()> {
-        let mut piece = Piece { address: local.1, length, lkey: local.0.keys().0 };
-        let mut request = SendRequest {
-            id: 1,
-            next: std::ptr::null_mut(),
-            pieces: &mut piece,
-            count: 1,
+        let mut piece = sys::ibv_sge { addr: local.1, length, lkey: local.0.keys().0 };
+        let mut request = sys::ibv_send_wr {
+            wr_id: 1,
+            sg_list: &mut piece,
+            num_sge: 1,
             opcode: op.opcode(),
-            flags: SIGNALED,
-            immediate: 0,
-            remote_address: remote.1,
-            words: op.words(remote.0.keys().1),
+            send_flags: sys::ibv_send_flags_IBV_SEND_SIGNALED,
+            ..Default::default()
         };
-        type PostSend = unsafe extern "C" fn(*mut RawQp, *mut SendRequest, *mut *mut SendRequest) -> c_int;
+        op.fill(&mut request, remote.1, remote.0.keys().1);
         let qp = self.qps.first().context("no queue pair")?;
-        let mut bad: *mut SendRequest = std::ptr::null_mut();
-        // SAFETY: The provider filled this place of the context with a function of this type. It
-        // reads the request and what that points to before it returns; the regions outlive the
-        // request, since the caller waits for it.
-        let error = unsafe {
-            let ops = &(*self.device.context).ops;
-            std::mem::transmute::<*const c_void, PostSend>(ops[POST_SEND])(qp.0, &mut request, &mut bad)
-        };
-        match error {
+        let mut bad = null_mut();
+        let post = self.ops().post_send.context("the provider has no post_send")?;
+        // SAFETY: The queue pair is live. The provider reads the request and what that points to
+        // before it returns; the regions outlive the request, since the caller waits for it.
+        match unsafe { post(qp.0, &mut request, &mut bad) } {
             0 => Ok(()),
             error => Err(io::Error::from_raw_os_error(error)).context("ibv_post_send"),
         }
     }
 
     fn receive(&self, into: At, length: u32) -> Result<()> {
-        let mut piece = Piece { address: into.1, length, lkey: into.0.keys().0 };
-        let mut request = ReceiveRequest { id: 2, next: std::ptr::null_mut(), pieces: &mut piece, count: 1 };
-        type Post = unsafe extern "C" fn(*mut RawQp, *mut ReceiveRequest, *mut *mut ReceiveRequest) -> c_int;
+        let mut piece = sys::ibv_sge { addr: into.1, length, lkey: into.0.keys().0 };
+        let mut request = sys::ibv_recv_wr { wr_id: 2, sg_list: &mut piece, num_sge: 1, ..Default::default() };
         let qp = self.qps.last().context("no queue pair")?;
-        let mut bad: *mut ReceiveRequest = std::ptr::null_mut();
+        let mut bad = null_mut();
+        let post = self.ops().post_recv.context("the provider has no post_recv")?;
         // SAFETY: As in post().
-        let error = unsafe {
-            let ops = &(*self.device.context).ops;
-            std::mem::transmute::<*const c_void, Post>(ops[POST_RECEIVE])(qp.0, &mut request, &mut bad)
-        };
-        match error {
+        match unsafe { post(qp.0, &mut request, &mut bad) } {
             0 => Ok(()),
             error => Err(io::Error::from_raw_os_error(error)).context("ibv_post_recv"),
         }
     }
 
+    /// Returns the functions that the library calls through the context.
+    fn ops(&self) -> sys::ibv_context_ops {
+        // SAFETY: The context is open, and its provider filled this part of it.
+        unsafe { (*self.device.context).ops }
+    }
+
     /// Waits until one more request has ended, and returns its status.
     fn ended(&self) -> Result<u32> {
-        type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut Completion) -> c_int;
-        // SAFETY: The provider filled this place of the context with a function of this type.
-        let poll = unsafe { std::mem::transmute::<*const c_void, PollCq>((*self.device.context).ops[POLL_CQ]) };
+        let poll = self.ops().poll_cq.context("the provider has no poll_cq")?;
         /// The number of polls after which others may have the processor, which a NIC in software
         /// needs.
         const SPINS: u32 = 10_000;
         let start = Instant::now();
-        let mut completion = Completion::default();
+        let mut completion = sys::ibv_wc::default();
         for round in 0u32.. {
-            // SAFETY: Room for one completion.
+            // SAFETY: The queue is live, and there is room for one completion.
             match unsafe { poll(self.cq, 1, &mut completion) } {
                 0 if round < SPINS => std::hint::spin_loop(),
                 0 if start.elapsed() > self.patience => break,
                 0 => std::thread::yield_now(),
-                1 => return Ok(completion.status),
+                1 => return Ok(completion.status.0),
                 _ => bail!("ibv_poll_cq failed"),
             }
         }
@@ -888,24 +714,8 @@ unsafe impl Send for Loopback<'_> {}
 impl Drop for Loopback<'_> {
     fn drop(&mut self) {
         for qp in &self.qps {
-            destroy(self.device.verbs, "ibv_destroy_qp", qp.0.cast());
+            destroy!(self.device.verbs, ibv_destroy_qp, qp.0);
         }
-        destroy(self.device.verbs, "ibv_destroy_cq", self.cq);
+        destroy!(self.device.verbs, ibv_destroy_cq, self.cq);
     }
 }
-
-/// Offsets of libibverbs' header (rdma-core 44; the same since its ABI 1.1).
-const _: () = {
-    use std::mem::{offset_of, size_of};
-    assert!(offset_of!(RawContext, ops) == 8);
-    assert!(offset_of!(RawMr, lkey) == 36 && offset_of!(RawMr, rkey) == 40);
-    assert!(offset_of!(RawQp, number) == 52);
-    assert!(size_of::<QpInit>() == 64 && offset_of!(QpInit, kind) == 52);
-    assert!(size_of::<AddressHandle>() == 32 && offset_of!(AddressHandle, dlid) == 24);
-    assert!(size_of::<QpAttributes>() == 144 && offset_of!(QpAttributes, ah) == 56);
-    assert!(offset_of!(QpAttributes, pkey_index) == 120 && offset_of!(QpAttributes, rate_limit) == 136);
-    assert!(size_of::<SendRequest>() == 128 && offset_of!(SendRequest, words) == 48);
-    assert!(size_of::<ReceiveRequest>() == 32 && offset_of!(ReceiveRequest, count) == 24);
-    assert!(offset_of!(DeviceAttributes, atomics) == 164);
-    assert!(size_of::<Completion>() == 48 && offset_of!(Completion, pkey_index) == 40);
-};

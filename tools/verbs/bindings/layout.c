@@ -4,7 +4,9 @@
 #include "verbs.h"
 
 const size_t verbs_layout[] = {
-	sizeof(struct ibv_context), offsetof(struct ibv_context, cmd_fd),
+	sizeof(struct ibv_context), offsetof(struct ibv_context, ops.poll_cq),
+	offsetof(struct ibv_context, ops.post_send), offsetof(struct ibv_context, ops.post_recv),
+	offsetof(struct ibv_context, cmd_fd),
 	sizeof(struct ibv_pd), sizeof(struct ibv_mr), offsetof(struct ibv_mr, rkey),
 	sizeof(struct ibv_mw), sizeof(struct ibv_cq), sizeof(struct ibv_qp),
 	offsetof(struct ibv_qp, qp_num), sizeof(struct ibv_qp_attr),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 // Made from verbs.h by `make bindings`.
+use libc::{pthread_cond_t, pthread_mutex_t};
 
 #[repr(C)]
 #[derive(Default)]
@@ -29,116 +30,6 @@ impl<T> __IncompleteArrayField<T> {
 impl<T> ::core::fmt::Debug for __IncompleteArrayField<T> {
     fn fmt(&self, fmt: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
         fmt.write_str("__IncompleteArrayField")
-    }
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union __atomic_wide_counter {
-    pub __value64: libc::c_ulonglong,
-    pub __value32: __atomic_wide_counter__bindgen_ty_1,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct __atomic_wide_counter__bindgen_ty_1 {
-    pub __low: libc::c_uint,
-    pub __high: libc::c_uint,
-}
-impl Default for __atomic_wide_counter {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __pthread_internal_list {
-    pub __prev: *mut __pthread_internal_list,
-    pub __next: *mut __pthread_internal_list,
-}
-impl Default for __pthread_internal_list {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-pub type __pthread_list_t = __pthread_internal_list;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct __pthread_mutex_s {
-    pub __lock: libc::c_int,
-    pub __count: libc::c_uint,
-    pub __owner: libc::c_int,
-    pub __nusers: libc::c_uint,
-    pub __kind: libc::c_int,
-    pub __spins: libc::c_short,
-    pub __elision: libc::c_short,
-    pub __list: __pthread_list_t,
-}
-impl Default for __pthread_mutex_s {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct __pthread_cond_s {
-    pub __wseq: __atomic_wide_counter,
-    pub __g1_start: __atomic_wide_counter,
-    pub __g_refs: [libc::c_uint; 2usize],
-    pub __g_size: [libc::c_uint; 2usize],
-    pub __g1_orig_size: libc::c_uint,
-    pub __wrefs: libc::c_uint,
-    pub __g_signals: [libc::c_uint; 2usize],
-}
-impl Default for __pthread_cond_s {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_mutex_t {
-    pub __data: __pthread_mutex_s,
-    pub __size: [libc::c_char; 40usize],
-    pub __align: libc::c_long,
-}
-impl Default for pthread_mutex_t {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union pthread_cond_t {
-    pub __data: __pthread_cond_s,
-    pub __size: [libc::c_char; 48usize],
-    pub __align: libc::c_longlong,
-}
-impl Default for pthread_cond_t {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
     }
 }
 pub type __u16 = libc::c_ushort;
@@ -365,34 +256,35 @@ impl Default for ibv_port_attr {
         }
     }
 }
-#[repr(u32)]
-#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
-pub enum ibv_wc_status {
-    IBV_WC_SUCCESS = 0,
-    IBV_WC_LOC_LEN_ERR = 1,
-    IBV_WC_LOC_QP_OP_ERR = 2,
-    IBV_WC_LOC_EEC_OP_ERR = 3,
-    IBV_WC_LOC_PROT_ERR = 4,
-    IBV_WC_WR_FLUSH_ERR = 5,
-    IBV_WC_MW_BIND_ERR = 6,
-    IBV_WC_BAD_RESP_ERR = 7,
-    IBV_WC_LOC_ACCESS_ERR = 8,
-    IBV_WC_REM_INV_REQ_ERR = 9,
-    IBV_WC_REM_ACCESS_ERR = 10,
-    IBV_WC_REM_OP_ERR = 11,
-    IBV_WC_RETRY_EXC_ERR = 12,
-    IBV_WC_RNR_RETRY_EXC_ERR = 13,
-    IBV_WC_LOC_RDD_VIOL_ERR = 14,
-    IBV_WC_REM_INV_RD_REQ_ERR = 15,
-    IBV_WC_REM_ABORT_ERR = 16,
-    IBV_WC_INV_EECN_ERR = 17,
-    IBV_WC_INV_EEC_STATE_ERR = 18,
-    IBV_WC_FATAL_ERR = 19,
-    IBV_WC_RESP_TIMEOUT_ERR = 20,
-    IBV_WC_GENERAL_ERR = 21,
-    IBV_WC_TM_ERR = 22,
-    IBV_WC_TM_RNDV_INCOMPLETE = 23,
+impl ibv_wc_status {
+    pub const IBV_WC_SUCCESS: ibv_wc_status = ibv_wc_status(0);
+    pub const IBV_WC_LOC_LEN_ERR: ibv_wc_status = ibv_wc_status(1);
+    pub const IBV_WC_LOC_QP_OP_ERR: ibv_wc_status = ibv_wc_status(2);
+    pub const IBV_WC_LOC_EEC_OP_ERR: ibv_wc_status = ibv_wc_status(3);
+    pub const IBV_WC_LOC_PROT_ERR: ibv_wc_status = ibv_wc_status(4);
+    pub const IBV_WC_WR_FLUSH_ERR: ibv_wc_status = ibv_wc_status(5);
+    pub const IBV_WC_MW_BIND_ERR: ibv_wc_status = ibv_wc_status(6);
+    pub const IBV_WC_BAD_RESP_ERR: ibv_wc_status = ibv_wc_status(7);
+    pub const IBV_WC_LOC_ACCESS_ERR: ibv_wc_status = ibv_wc_status(8);
+    pub const IBV_WC_REM_INV_REQ_ERR: ibv_wc_status = ibv_wc_status(9);
+    pub const IBV_WC_REM_ACCESS_ERR: ibv_wc_status = ibv_wc_status(10);
+    pub const IBV_WC_REM_OP_ERR: ibv_wc_status = ibv_wc_status(11);
+    pub const IBV_WC_RETRY_EXC_ERR: ibv_wc_status = ibv_wc_status(12);
+    pub const IBV_WC_RNR_RETRY_EXC_ERR: ibv_wc_status = ibv_wc_status(13);
+    pub const IBV_WC_LOC_RDD_VIOL_ERR: ibv_wc_status = ibv_wc_status(14);
+    pub const IBV_WC_REM_INV_RD_REQ_ERR: ibv_wc_status = ibv_wc_status(15);
+    pub const IBV_WC_REM_ABORT_ERR: ibv_wc_status = ibv_wc_status(16);
+    pub const IBV_WC_INV_EECN_ERR: ibv_wc_status = ibv_wc_status(17);
+    pub const IBV_WC_INV_EEC_STATE_ERR: ibv_wc_status = ibv_wc_status(18);
+    pub const IBV_WC_FATAL_ERR: ibv_wc_status = ibv_wc_status(19);
+    pub const IBV_WC_RESP_TIMEOUT_ERR: ibv_wc_status = ibv_wc_status(20);
+    pub const IBV_WC_GENERAL_ERR: ibv_wc_status = ibv_wc_status(21);
+    pub const IBV_WC_TM_ERR: ibv_wc_status = ibv_wc_status(22);
+    pub const IBV_WC_TM_RNDV_INCOMPLETE: ibv_wc_status = ibv_wc_status(23);
 }
+#[repr(transparent)]
+#[derive(Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ibv_wc_status(pub libc::c_uint);
 pub const ibv_wc_opcode_IBV_WC_SEND: ibv_wc_opcode = 0;
 pub const ibv_wc_opcode_IBV_WC_RDMA_WRITE: ibv_wc_opcode = 1;
 pub const ibv_wc_opcode_IBV_WC_RDMA_READ: ibv_wc_opcode = 2;
@@ -495,15 +387,6 @@ pub struct ibv_pd {
     pub context: *mut ibv_context,
     pub handle: u32,
 }
-impl Default for ibv_pd {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 pub mod ibv_rereg_mr_flags {
     pub type Type = libc::c_uint;
     pub const IBV_REREG_MR_CHANGE_TRANSLATION: Type = 1;
@@ -522,15 +405,6 @@ pub struct ibv_mr {
     pub lkey: u32,
     pub rkey: u32,
 }
-impl Default for ibv_mr {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 pub mod ibv_mw_type {
     pub type Type = libc::c_uint;
     pub const IBV_MW_TYPE_1: Type = 1;
@@ -544,15 +418,6 @@ pub struct ibv_mw {
     pub rkey: u32,
     pub handle: u32,
     pub type_: ibv_mw_type::Type,
-}
-impl Default for ibv_mw {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -927,7 +792,6 @@ pub struct ibv_srq {
     pub _bindgen_opaque_blob: [u64; 16usize],
 }
 #[repr(C)]
-#[derive(Copy, Clone)]
 pub struct ibv_qp {
     pub context: *mut ibv_context,
     pub qp_context: *mut libc::c_void,
@@ -943,15 +807,6 @@ pub struct ibv_qp {
     pub cond: pthread_cond_t,
     pub events_completed: u32,
 }
-impl Default for ibv_qp {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 #[repr(C)]
 #[repr(align(8))]
 #[derive(Debug, Default, Copy, Clone)]
@@ -959,7 +814,6 @@ pub struct ibv_comp_channel {
     pub _bindgen_opaque_blob: [u64; 2usize],
 }
 #[repr(C)]
-#[derive(Copy, Clone)]
 pub struct ibv_cq {
     pub context: *mut ibv_context,
     pub channel: *mut ibv_comp_channel,
@@ -970,15 +824,6 @@ pub struct ibv_cq {
     pub cond: pthread_cond_t,
     pub comp_events_completed: u32,
     pub async_events_completed: u32,
-}
-impl Default for ibv_cq {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
 }
 #[repr(C)]
 #[repr(align(8))]
@@ -1003,23 +848,139 @@ pub struct ibv_device {
     pub dev_path: [libc::c_char; 256usize],
     pub ibdev_path: [libc::c_char; 256usize],
 }
-impl Default for ibv_device {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct _compat_ibv_port_attr {
+    _unused: [u8; 0],
 }
 #[repr(C)]
-#[repr(align(8))]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct ibv_context_ops {
-    pub _bindgen_opaque_blob: [u64; 32usize],
+    pub _compat_query_device: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            device_attr: *mut ibv_device_attr,
+        ) -> libc::c_int,
+    >,
+    pub _compat_query_port: ::core::option::Option<
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            port_num: u8,
+            port_attr: *mut _compat_ibv_port_attr,
+        ) -> libc::c_int,
+    >,
+    pub _compat_alloc_pd: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_dealloc_pd: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_reg_mr: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_rereg_mr: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_dereg_mr: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub alloc_mw: ::core::option::Option<
+        unsafe extern "C" fn(pd: *mut ibv_pd, type_: ibv_mw_type::Type) -> *mut ibv_mw,
+    >,
+    pub bind_mw: ::core::option::Option<
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp,
+            mw: *mut ibv_mw,
+            mw_bind: *mut ibv_mw_bind,
+        ) -> libc::c_int,
+    >,
+    pub dealloc_mw: ::core::option::Option<
+        unsafe extern "C" fn(mw: *mut ibv_mw) -> libc::c_int,
+    >,
+    pub _compat_create_cq: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub poll_cq: ::core::option::Option<
+        unsafe extern "C" fn(
+            cq: *mut ibv_cq,
+            num_entries: libc::c_int,
+            wc: *mut ibv_wc,
+        ) -> libc::c_int,
+    >,
+    pub req_notify_cq: ::core::option::Option<
+        unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: libc::c_int) -> libc::c_int,
+    >,
+    pub _compat_cq_event: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_resize_cq: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_destroy_cq: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_create_srq: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_modify_srq: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_query_srq: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_destroy_srq: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub post_srq_recv: ::core::option::Option<
+        unsafe extern "C" fn(
+            srq: *mut ibv_srq,
+            recv_wr: *mut ibv_recv_wr,
+            bad_recv_wr: *mut *mut ibv_recv_wr,
+        ) -> libc::c_int,
+    >,
+    pub _compat_create_qp: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_query_qp: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_modify_qp: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_destroy_qp: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub post_send: ::core::option::Option<
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp,
+            wr: *mut ibv_send_wr,
+            bad_wr: *mut *mut ibv_send_wr,
+        ) -> libc::c_int,
+    >,
+    pub post_recv: ::core::option::Option<
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp,
+            wr: *mut ibv_recv_wr,
+            bad_wr: *mut *mut ibv_recv_wr,
+        ) -> libc::c_int,
+    >,
+    pub _compat_create_ah: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_destroy_ah: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_attach_mcast: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_detach_mcast: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
+    pub _compat_async_event: ::core::option::Option<
+        unsafe extern "C" fn() -> *mut libc::c_void,
+    >,
 }
 #[repr(C)]
-#[derive(Copy, Clone)]
 pub struct ibv_context {
     pub device: *mut ibv_device,
     pub ops: ibv_context_ops,
@@ -1028,15 +989,6 @@ pub struct ibv_context {
     pub num_comp_vectors: libc::c_int,
     pub mutex: pthread_mutex_t,
     pub abi_compat: *mut libc::c_void,
-}
-impl Default for ibv_context {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
 }
 unsafe extern "C" {
     pub fn ibv_wc_status_str(status: ibv_wc_status) -> *const libc::c_char;

@@ -115,9 +115,9 @@ impl QueuePair {
 
     pub fn connect(&self, peer: u32, (index, gid): (u8, sys::ibv_gid)) -> io::Result<()> {
         use sys::{ibv_mtu, ibv_qp_state as state};
-        let modify = |attr: &mut sys::ibv_qp_attr, mask: u32| {
+        let modify = |attr: &mut sys::ibv_qp_attr, mask: c_int| {
             // SAFETY: the queue pair is live; attr is set for every bit of the mask.
-            check(unsafe { sys::ibv_modify_qp(self.qp.as_ptr(), attr, mask as c_int) })
+            check(unsafe { sys::ibv_modify_qp(self.qp.as_ptr(), attr, mask) })
         };
         let mut init = sys::ibv_qp_attr {
             qp_state: state::IBV_QPS_INIT,
@@ -125,13 +125,7 @@ impl QueuePair {
             qp_access_flags: (FULL_ACCESS | REMOTE_ATOMIC) as u32,
             ..Default::default()
         };
-        modify(
-            &mut init,
-            sys::ibv_qp_attr_mask_IBV_QP_STATE
-                | sys::ibv_qp_attr_mask_IBV_QP_PKEY_INDEX
-                | sys::ibv_qp_attr_mask_IBV_QP_PORT
-                | sys::ibv_qp_attr_mask_IBV_QP_ACCESS_FLAGS,
-        )?;
+        modify(&mut init, sys::TO_INIT)?;
         let mut rtr = sys::ibv_qp_attr {
             qp_state: state::IBV_QPS_RTR,
             path_mtu: ibv_mtu::IBV_MTU_4096,
@@ -145,16 +139,7 @@ impl QueuePair {
         rtr.ah_attr.grh.dgid = gid;
         rtr.ah_attr.grh.sgid_index = index;
         rtr.ah_attr.grh.hop_limit = 1;
-        modify(
-            &mut rtr,
-            sys::ibv_qp_attr_mask_IBV_QP_STATE
-                | sys::ibv_qp_attr_mask_IBV_QP_AV
-                | sys::ibv_qp_attr_mask_IBV_QP_PATH_MTU
-                | sys::ibv_qp_attr_mask_IBV_QP_DEST_QPN
-                | sys::ibv_qp_attr_mask_IBV_QP_RQ_PSN
-                | sys::ibv_qp_attr_mask_IBV_QP_MAX_DEST_RD_ATOMIC
-                | sys::ibv_qp_attr_mask_IBV_QP_MIN_RNR_TIMER,
-        )?;
+        modify(&mut rtr, sys::TO_RTR)?;
         let mut rts = sys::ibv_qp_attr {
             qp_state: state::IBV_QPS_RTS,
             // 4.096 us * 2^21 = 8.6 s, because an emulated machine may stand still for a second. No
@@ -166,15 +151,7 @@ impl QueuePair {
             max_rd_atomic: 4,
             ..Default::default()
         };
-        modify(
-            &mut rts,
-            sys::ibv_qp_attr_mask_IBV_QP_STATE
-                | sys::ibv_qp_attr_mask_IBV_QP_TIMEOUT
-                | sys::ibv_qp_attr_mask_IBV_QP_RETRY_CNT
-                | sys::ibv_qp_attr_mask_IBV_QP_RNR_RETRY
-                | sys::ibv_qp_attr_mask_IBV_QP_SQ_PSN
-                | sys::ibv_qp_attr_mask_IBV_QP_MAX_QP_RD_ATOMIC,
-        )
+        modify(&mut rts, sys::TO_RTS)
     }
 
     /// Posts RDMA of `len` bytes between a local and a remote range.
