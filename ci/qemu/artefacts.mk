@@ -269,7 +269,7 @@ built = -- $(q)/program.sh
 workspace := Cargo.toml Cargo.lock
 
 libcuda:
-	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda libcuda.so
+	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client tools/cuda $(built) $(q)/cuda libcuda.so
 
 libcudart:
 	@$(program) $(workspace) $(q)/cudart $(built) $(q)/cudart libcudart.so
@@ -281,16 +281,16 @@ nvlab-selftest:
 	@$(program) $(workspace) $(q)/gpu/client $(built) $(q)/gpu/client $@
 
 cuda-selftest:
-	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client $(built) $(q)/cuda $@
+	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client tools/cuda $(built) $(q)/cuda $@
 
 guest:
-	@$(program) $(workspace) tests/guest user/gpumr $(q)/gpu/client tools/proc tools/verbs tools/peermemctl/tests/situations/live.json samples/edu-dma/uapi.rs \
+	@$(program) $(workspace) tests/guest user/gpumr $(q)/gpu/client tools/cuda tools/proc tools/verbs tools/peermemctl/tests/situations/live.json samples/edu-dma/uapi.rs \
 		$(call libraries,libc6-dev libibverbs-dev linux-libc-dev) \
 		$(built) tests/guest $@
 
 # Its release takes ten minutes of a new machine's half hour, and uses little less time when it runs.
 peermemctl:
-	@$(program) $(addprefix tools/peermemctl/,src Cargo.toml Cargo.lock) tools/proc tools/verbs VERSION $(built) tools/peermemctl $@ dev
+	@$(program) $(addprefix tools/peermemctl/,src Cargo.toml Cargo.lock) tools/cuda tools/proc tools/verbs VERSION $(built) tools/peermemctl $@ dev
 
 # The preload library for unmodified programs (docs/dma-buf.md).
 preload:

@@ -3,78 +3,39 @@
 //! time.
 
 use anyhow::{bail, Context as _, Result};
-use libloading::Library;
-use std::ffi::{c_char, c_int, c_uint, c_void, CStr, CString};
+use cuda_driver::{DevicePointer, Driver, DMA_BUF_FD, DMA_BUF_PCIE, DMA_BUF_SUPPORTED, SYNC_MEMOPS};
+use std::ffi::{c_int, c_uint, CStr, CString};
 use std::os::fd::{FromRawFd, OwnedFd};
-
-type Status = c_int;
-type DevicePointer = u64;
-
-const DMA_BUF_SUPPORTED: c_int = 124;
-const SYNC_MEMOPS: c_int = 6;
-const HANDLE_TYPE_DMA_BUF_FD: c_int = 1;
 
 /// How the GPU driver maps a dma-buf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mapping {
     /// The driver chooses.
-    Default = 0,
-    /// Through PCIe, also where there is a coherent link (CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE).
-    Pcie = 1,
+    Default,
+    /// Through PCIe, also where there is a coherent link.
+    Pcie,
 }
 
 /// The library libcuda.
 pub struct Cuda {
-    lib: Library,
-}
-
-macro_rules! call {
-    ($cuda:expr, $name:literal, ($($type:ty),*), $($arg:expr),*) => {{
-        // SAFETY: The type is the one that CUDA documents for this function; the arguments are
-        // checked by the caller.
-        let status = unsafe {
-            let function = $cuda.lib.get::<unsafe extern "C" fn($($type),*) -> Status>(concat!($name, "\0").as_bytes())
-                .with_context(|| format!("libcuda has no {}", $name))?;
-            function($($arg),*)
-        };
-        $cuda.checked($name, status)
-    }};
+    driver: Driver,
 }
 
 impl Cuda {
     /// Opens the library and starts the driver.
     pub fn open() -> Result<Self> {
-        // SAFETY: libcuda's constructors are safe to run.
-        let lib = unsafe { Library::new("libcuda.so.1") }
-            .context("libcuda.so.1 cannot be opened: install the user-space part of the GPU driver")?;
-        let cuda = Self { lib };
-        call!(cuda, "cuInit", (c_uint), 0)?;
-        Ok(cuda)
-    }
-
-    fn checked(&self, name: &str, status: Status) -> Result<()> {
-        if status == 0 {
-            return Ok(());
-        }
-        let mut text: *const c_char = std::ptr::null();
-        // SAFETY: As documented; `text` is a local that is set to a static string or left alone.
-        let known = unsafe {
-            self.lib
-                .get::<unsafe extern "C" fn(Status, *mut *const c_char) -> Status>(b"cuGetErrorName\0")
-                .is_ok_and(|function| function(status, &mut text) == 0)
-        };
-        if known && !text.is_null() {
-            // SAFETY: A static string of the library.
-            let text = unsafe { CStr::from_ptr(text) };
-            bail!("{name}: {} ({status})", text.to_string_lossy());
-        }
-        bail!("{name}: error {status}");
+        let driver =
+            Driver::open().context("libcuda.so.1 cannot be opened: install the user-space part of the GPU driver")?;
+        // SAFETY: There is no pointer.
+        unsafe { driver.init(0) }?;
+        Ok(Self { driver })
     }
 
     /// Returns the version of the API as the driver numbers it: 13000 is 13.0.
     pub fn version(&self) -> Result<c_int> {
         let mut version: c_int = 0;
-        call!(self, "cuDriverGetVersion", (*mut c_int), &mut version)?;
+        // SAFETY: `version` is a local.
+        unsafe { self.driver.driver_version(&mut version) }?;
         Ok(version)
     }
 
@@ -82,18 +43,21 @@ impl Cuda {
     pub fn gpu(&self, address: &str) -> Result<Gpu<'_>> {
         let mut device: c_int = 0;
         let text = CString::new(address).context("PCI address")?;
-        call!(self, "cuDeviceGetByPCIBusId", (*mut c_int, *const c_char), &mut device, text.as_ptr())?;
-        let mut context: *mut c_void = std::ptr::null_mut();
-        call!(self, "cuDevicePrimaryCtxRetain", (*mut *mut c_void, c_int), &mut context, device)?;
-        let gpu = Gpu { cuda: self, device };
-        call!(self, "cuCtxSetCurrent", (*mut c_void), context)?;
+        // SAFETY: `device` is a local, `text` a C string.
+        unsafe { self.driver.device_by_pci_address(&mut device, text.as_ptr()) }?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: `context` is a local.
+        unsafe { self.driver.retain_primary(&mut context, device) }?;
+        let gpu = Gpu { driver: &self.driver, device };
+        // SAFETY: The context is held until `gpu` is dropped.
+        unsafe { self.driver.set_current(context) }?;
         Ok(gpu)
     }
 }
 
 /// A GPU whose primary context is held.
 pub struct Gpu<'a> {
-    cuda: &'a Cuda,
+    driver: &'a Driver,
     device: c_int,
 }
 
@@ -101,7 +65,8 @@ impl<'a> Gpu<'a> {
     /// Returns the name of the GPU.
     pub fn name(&self) -> Result<String> {
         let mut name = [0u8; 128];
-        call!(self.cuda, "cuDeviceGetName", (*mut u8, c_int, c_int), name.as_mut_ptr(), 128, self.device)?;
+        // SAFETY: The buffer has that length.
+        unsafe { self.driver.device_name(name.as_mut_ptr().cast(), 128, self.device) }?;
         let text = CStr::from_bytes_until_nul(&name).context("the GPU's name has no end")?;
         Ok(text.to_string_lossy().into_owned())
     }
@@ -109,50 +74,37 @@ impl<'a> Gpu<'a> {
     /// Returns whether memory of this GPU can be handed out as a dma-buf.
     pub fn has_dma_buf(&self) -> bool {
         let mut value: c_int = 0;
-        let asked = || {
-            call!(
-                self.cuda,
-                "cuDeviceGetAttribute",
-                (*mut c_int, c_int, c_int),
-                &mut value,
-                DMA_BUF_SUPPORTED,
-                self.device
-            )
-        };
-        let mut asked = asked;
-        asked().is_ok() && value == 1
+        // SAFETY: `value` is a local.
+        unsafe { self.driver.device_attribute(&mut value, DMA_BUF_SUPPORTED, self.device) }.is_ok() && value == 1
     }
 
     /// Returns how many bytes of the GPU's memory are free, and how many there are in all.
     pub fn memory(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0usize, 0usize);
-        call!(self.cuda, "cuMemGetInfo_v2", (*mut usize, *mut usize), &mut free, &mut total)?;
+        // SAFETY: Both are locals.
+        unsafe { self.driver.memory(&mut free, &mut total) }?;
         Ok((free, total))
     }
 
     /// Allocates `size` bytes of GPU memory.
     pub fn allocate(&self, size: usize) -> Result<Memory<'a>> {
         let mut at: DevicePointer = 0;
-        call!(self.cuda, "cuMemAlloc_v2", (*mut DevicePointer, usize), &mut at, size)?;
-        let memory = Memory { cuda: self.cuda, at, size };
+        // SAFETY: `at` is a local.
+        unsafe { self.driver.allocate(&mut at, size) }?;
+        let memory = Memory { driver: self.driver, at, size };
         // This makes our copies see what the NIC wrote before.
         let on: c_uint = 1;
-        call!(
-            self.cuda,
-            "cuPointerSetAttribute",
-            (*const c_void, c_int, DevicePointer),
-            std::ptr::from_ref(&on).cast(),
-            SYNC_MEMOPS,
-            at
-        )?;
+        // SAFETY: The attribute is a number of this type.
+        unsafe { self.driver.set_pointer_attribute(std::ptr::from_ref(&on).cast(), SYNC_MEMOPS, at) }?;
         Ok(memory)
     }
 }
 
 impl Drop for Gpu<'_> {
     fn drop(&mut self) {
-        let release = || call!(self.cuda, "cuDevicePrimaryCtxRelease_v2", (c_int), self.device);
-        if let Err(error) = release() {
+        // SAFETY: The reference was taken in `Cuda::gpu` and is given back once. The driver refuses
+        // memory that ended with the context.
+        if let Err(error) = unsafe { self.driver.release_primary(self.device) } {
             eprintln!("peermemctl: {error:#}");
         }
     }
@@ -160,7 +112,7 @@ impl Drop for Gpu<'_> {
 
 /// GPU memory, freed when dropped.
 pub struct Memory<'a> {
-    cuda: &'a Cuda,
+    driver: &'a Driver,
     at: DevicePointer,
     size: usize,
 }
@@ -173,8 +125,10 @@ impl Memory<'_> {
 
     /// Fills the memory with zeros.
     pub fn clear(&self) -> Result<()> {
-        call!(self.cuda, "cuMemsetD8_v2", (DevicePointer, u8, usize), self.at, 0, self.size)?;
-        call!(self.cuda, "cuCtxSynchronize", (),)
+        // SAFETY: The memory is allocated and has that size.
+        unsafe { self.driver.set_bytes(self.at, 0, self.size) }?;
+        // SAFETY: There is no pointer.
+        unsafe { self.driver.synchronize() }
     }
 
     /// Returns the size of the memory in bytes.
@@ -192,7 +146,8 @@ impl Memory<'_> {
         self.within(offset, length)?;
         let mut bytes = vec![0u8; length];
         let from = self.at + offset as u64;
-        call!(self.cuda, "cuMemcpyDtoH_v2", (*mut u8, DevicePointer, usize), bytes.as_mut_ptr(), from, length)?;
+        // SAFETY: Both places have that length.
+        unsafe { self.driver.copy_to_host(bytes.as_mut_ptr().cast(), from, length) }?;
         Ok(bytes)
     }
 
@@ -200,7 +155,8 @@ impl Memory<'_> {
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.within(offset, bytes.len())?;
         let to = self.at + offset as u64;
-        call!(self.cuda, "cuMemcpyHtoD_v2", (DevicePointer, *const u8, usize), to, bytes.as_ptr(), bytes.len())
+        // SAFETY: Both places have that length.
+        unsafe { self.driver.copy_to_gpu(to, bytes.as_ptr().cast(), bytes.len()) }
     }
 
     fn within(&self, offset: usize, length: usize) -> Result<()> {
@@ -214,22 +170,16 @@ impl Memory<'_> {
     pub fn free(self) -> Result<()> {
         // ManuallyDrop keeps the memory from being freed twice.
         let this = std::mem::ManuallyDrop::new(self);
-        call!(this.cuda, "cuMemFree_v2", (DevicePointer), this.at)
+        // SAFETY: The memory is allocated, and nobody uses it any more.
+        unsafe { this.driver.free(this.at) }
     }
 
     /// Exports all of the memory as a dma-buf.
     pub fn dma_buf(&self, mapping: Mapping) -> Result<OwnedFd> {
         let mut fd: c_int = -1;
-        call!(
-            self.cuda,
-            "cuMemGetHandleForAddressRange",
-            (*mut c_int, DevicePointer, usize, c_int, u64),
-            &mut fd,
-            self.at,
-            self.size,
-            HANDLE_TYPE_DMA_BUF_FD,
-            mapping as u64
-        )?;
+        let flags = if mapping == Mapping::Pcie { DMA_BUF_PCIE } else { 0 };
+        // SAFETY: `fd` is a local of the type that this kind of handle has.
+        unsafe { self.driver.export((&raw mut fd).cast(), self.at, self.size, DMA_BUF_FD, flags) }?;
         if fd < 0 {
             bail!("cuMemGetHandleForAddressRange: no file descriptor");
         }
@@ -240,8 +190,8 @@ impl Memory<'_> {
 
 impl Drop for Memory<'_> {
     fn drop(&mut self) {
-        let free = || call!(self.cuda, "cuMemFree_v2", (DevicePointer), self.at);
-        if let Err(error) = free() {
+        // SAFETY: The memory is allocated, and nobody uses it any more.
+        if let Err(error) = unsafe { self.driver.free(self.at) } {
             eprintln!("peermemctl: {error:#}");
         }
     }

@@ -4,6 +4,9 @@
 //! 0.4.3 is made of rdma-mummy-sys 0.2.6: C functions of the same names, which the preload library
 //! has to define, and a constructor that opens libibverbs in every process.
 
+// gpumr is published alone, so it declares what it calls itself, and does not use tools/verbs and
+// tools/cuda of its repository; a test of tests/guest compares RawMr with the former.
+
 use crate::backend::{Access, Verbs};
 use crate::error::Error;
 use crate::objects::made;

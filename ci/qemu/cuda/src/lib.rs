@@ -41,10 +41,11 @@ mod stream;
 
 use code::{Code, Res, NAMES};
 use copy::{copy, copy_later, fill, fill_now};
+pub use cuda_driver::{AccessDesc, AllocationProp};
+use cuda_driver::{Functions, DMA_BUF_FD, SYNC_MEMOPS};
 use driver::{driver, init};
 use entry::proc_address;
 use nvlab::BACKING;
-use pointer::SYNC_MEMOPS;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::os::fd::IntoRawFd;
 
@@ -96,6 +97,39 @@ macro_rules! api {
         }
     )*};
 }
+
+/// These functions have the types with which peermemctl and the guest call them.
+const _: Functions = Functions {
+    cuInit,
+    cuDriverGetVersion,
+    cuDeviceGet,
+    cuDeviceGetByPCIBusId,
+    cuDeviceGetName,
+    cuDeviceGetAttribute,
+    cuCtxCreate_v2,
+    cuCtxSetCurrent,
+    cuCtxSynchronize,
+    cuDevicePrimaryCtxRetain,
+    cuDevicePrimaryCtxRelease_v2,
+    cuMemGetInfo_v2,
+    cuMemAlloc_v2,
+    cuMemFree_v2,
+    cuMemAllocManaged,
+    cuMemAllocHost_v2,
+    cuMemsetD8_v2,
+    cuMemcpyHtoD_v2,
+    cuMemcpyDtoH_v2,
+    cuPointerSetAttribute,
+    cuMemGetHandleForAddressRange,
+    cuMemAddressReserve,
+    cuMemAddressFree,
+    cuMemCreate,
+    cuMemRelease,
+    cuMemMap,
+    cuMemSetAccess,
+    cuMemUnmap,
+    cuGetErrorName,
+};
 
 /// Copies a string with its NUL into a buffer of `len` bytes, cut to fit.
 ///
@@ -553,9 +587,10 @@ api! {
         }
         for i in 0..count {
             // SAFETY: an array of `count` elements, says the caller.
-            let AccessDesc { kind, device, access } = unsafe { *desc.add(i) };
-            // A device; NONE, READ or READWRITE
-            if kind != 1 || ![0, 1, 3].contains(&access) {
+            let access = unsafe { *desc.add(i) };
+            let device = access.device().ok_or(Code::InvalidValue)?;
+            // NONE, READ or READWRITE
+            if ![0, 1, 3].contains(&access.access) {
                 return Err(Code::InvalidValue);
             }
             d.device(device)?;
@@ -818,8 +853,8 @@ api! {
         flags: u64,
     ) {
         let d = driver()?;
-        // DMA_BUF_FD is the only kind there is.
-        if handle.is_null() || kind != 1 {
+        // The only kind there is.
+        if handle.is_null() || kind != DMA_BUF_FD {
             return Err(Code::InvalidValue);
         }
         let fd = d.export(address, size as u64, flags)?;
@@ -886,49 +921,6 @@ api! {
     }
 }
 
-/// `CUmemAllocationProp`. This library reads some of its fields.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct AllocationProp {
-    /// PINNED is 1.
-    pub kind: c_int,
-    /// The kinds of handles that can be exported.
-    pub handle_types: c_int,
-    /// DEVICE is 1.
-    pub location: c_int,
-    /// The number of the device.
-    pub device: c_int,
-    /// A field for another operating system.
-    pub win32: *mut c_void,
-    /// allocFlags: compression.
-    pub compression: u8,
-    /// allocFlags: gpuDirectRDMACapable.
-    pub rdma: u8,
-    /// allocFlags: the other fields.
-    pub rest: [u8; 6],
-}
-
-impl AllocationProp {
-    /// Returns the properties of plain memory of a GPU.
-    pub fn plain(device: c_int, handle_types: c_int, rdma: bool) -> Self {
-        Self {
-            kind: 1,
-            handle_types,
-            location: 1,
-            device,
-            win32: std::ptr::null_mut(),
-            compression: 0,
-            rdma: rdma.into(),
-            rest: [0; 6],
-        }
-    }
-
-    /// Returns the GPU, or `None` for anything but plain memory of one GPU.
-    fn device(&self) -> Option<c_int> {
-        (self.kind == 1 && self.location == 1).then_some(self.device)
-    }
-}
-
 /// The kinds of handles for another process: a file descriptor, and a handle for other machines.
 const POSIX_FD: c_int = 1;
 const FABRIC: c_int = 8;
@@ -940,18 +932,6 @@ pub struct IpcHandle {
     pid: u64,
     base: u64,
     zero: [u64; 6],
-}
-
-/// `CUmemAccessDesc`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct AccessDesc {
-    /// DEVICE is 1.
-    pub kind: c_int,
-    /// The number of the device.
-    pub device: c_int,
-    /// READWRITE is 3.
-    pub access: c_int,
 }
 
 /// Creates a context and stores it where the caller wants it.

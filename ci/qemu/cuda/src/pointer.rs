@@ -7,9 +7,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use crate::code::{Code, Res};
 use crate::driver::{Buffer, Place};
 use crate::put;
-
-/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`.
-pub const SYNC_MEMOPS: c_int = 6;
+use cuda_driver::SYNC_MEMOPS;
 
 /// The value of one pointer attribute, in the attribute's own type.
 enum Fact {

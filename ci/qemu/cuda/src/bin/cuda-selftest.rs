@@ -265,7 +265,7 @@ fn copies() {
 fn mappings() {
     const SEGMENT: usize = 2 << 20;
     let prop = |rdma| AllocationProp::plain(0, 0, rdma);
-    let access = AccessDesc { kind: 1, device: 0, access: 3 };
+    let access = AccessDesc::full(0);
     let (mut at, mut granularity, mut handles) = (0, 0, [0u64; 3]);
     // SAFETY: live locals.
     unsafe {
@@ -346,7 +346,7 @@ fn handles() {
         let to: *mut c_int = &mut fd;
         assert_eq!(cuMemExportToShareableHandle(to.cast(), handle, 1, 0), 1);
         assert_eq!(cuMemGetAllocationPropertiesFromHandle(&mut prop, handle), 0);
-        assert_eq!((prop.kind, prop.handle_types, prop.location, prop.rdma), (1, 0, 1, 1));
+        assert_eq!((prop.device(), prop.handle_types, prop.rdma), (Some(0), 0, 1));
         // Mapped memory gives one more handle; cuMemAlloc's memory has none.
         let mut at = 0;
         assert_eq!(cuMemAddressReserve(&mut at, 2 << 20, 0, 0, 0), 0);
