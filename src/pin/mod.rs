@@ -5,9 +5,9 @@
 //! All that this folder knows of the driver above it is an [`Owner`]. That driver may hold locks of its own
 //! when it calls. One kind of them matters here, and is called a *stop lock*: a lock that [`Owner::stop`]
 //! takes. The provider holds the RM API lock while `stop` runs. So nobody who holds a lock that `stop`
-//! takes for any pin may call the provider. A driver whose registrations have one such lock each, as
-//! ib_core's have, may call it under that of a persistent pin, because no callback waits for that one:
-//! below, "under a stop lock for a persistent pin only" speaks of such a lock.
+//! takes for any pin may call the provider. A driver whose registrations have one such lock each may call
+//! it under that of a persistent pin, because no callback waits for that one: below, "under a stop lock
+//! for a persistent pin only" speaks of such a lock.
 //!
 //! A registration takes these steps: [`pinning::pin`] finds out whose memory it is and begins to pin it,
 //! [`Registration::complete`](registration::Registration::complete) pins the rest, `map_into` maps it for
