@@ -156,4 +156,7 @@ while [ "$(cat "$owner" 2>/dev/null)" != "$whose" ]; do
 done
 echo "$run" >"$runs/$$"
 (cd "$checkout" && set_times)
-exec cargo "$@"
+[ -n "${NVPM_THEN:-}" ] || exec cargo "$@"
+# What is done with what was built, before another checkout may build here.
+cargo "$@"
+exec sh -ec "$NVPM_THEN"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* Opens a cache, on a machine where a library may be missing, and registers GPU memory. */
-#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <gpumr.h>
 #include <stdio.h>

@@ -102,8 +102,9 @@ fn behind_item(words: &[String], mut at: usize) -> usize {
             ")" | "]" => depth -= 1,
             "}" => {
                 depth -= 1;
-                if depth == 0 {
-                    return at;
+                if depth <= 0 {
+                    // Below 0 this is the end of what the item is in.
+                    return if depth == 0 { at } else { at - 1 };
                 }
             }
             ";" if depth == 0 => return at,
@@ -305,9 +306,6 @@ fn circle(uses: &[BTreeMap<usize, String>], of: usize) -> Option<Vec<usize>> {
                 while let Some(former) = before.get(way.last().expect("not empty")).filter(|_| way.last() != Some(&of))
                 {
                     way.push(*former);
-                }
-                if at == of {
-                    way.truncate(2);
                 }
                 way.reverse();
                 return Some(way);

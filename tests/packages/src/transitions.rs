@@ -1276,7 +1276,7 @@ const LINKS: &str = r#"cd /tmp
     case $libs in '-L${libdir} -lgpumr') ;; *) echo "Libs: $libs"; exit 1 ;; esac
     [ "$includedir" = '${prefix}/include' ]
     export LD_LIBRARY_PATH=$libdir
-    cc -o program /srv/source/user/stand-ins/open.c -L$libdir -lgpumr
+    cc -D_GNU_SOURCE -o program /srv/source/user/stand-ins/open.c -L$libdir -lgpumr
     ./program
     cat >plain.c <<'END'
 #include <dlfcn.h>

@@ -141,8 +141,9 @@ macro_rules! functions {
                 ///
                 /// # Safety
                 ///
-                /// Pointers are good for what is read or written there, and what is given back is
-                /// not used any more.
+                /// Each pointer is good for what the function reads or writes there, and a string ends
+                /// with NUL. Contexts, handles and addresses are the library's, and have not been given
+                /// back. What is given back is not used any more.
                 pub unsafe fn $method(&self, $($argument: $kind),*) -> Result<()> {
                     let (name, with_end) = (stringify!($name), concat!(stringify!($name), "\0"));
                     // SAFETY: The type is the documented one. The caller vouches for the arguments.

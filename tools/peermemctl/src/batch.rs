@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Batch systems and other managers of jobs, by the control groups in which their jobs run.
 
+/// The beginning of the name of a login's control group.
+pub const SESSION: &str = "session-";
+
 /// A batch system other than Slurm. A job has the limit of locked memory of the daemon that starts it, as each child
 /// has its parent's.
 #[derive(PartialEq, Eq)]

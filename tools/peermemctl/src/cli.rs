@@ -31,7 +31,7 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
 
-    /// Print JSON; peermemctl.schema.json in /usr/share/peermemctl describes it
+    /// Print JSON; share/peermemctl/peermemctl.schema.json describes it
     #[arg(short, long, global = true)]
     pub json: bool,
 

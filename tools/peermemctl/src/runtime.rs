@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Tells what made a container, and gave its processes a /dev and limits of their own.
 
-use crate::batch::has_component;
+use crate::batch::{has_component, SESSION};
 use crate::kernel;
 use crate::machine::Machine;
 use crate::setting::{container_of, APPTAINER, ENROOT, NSPAWN, PODMAN};
-
-/// The beginning of the name of a login's control group.
-pub const SESSION: &str = "session-";
 
 /// Names what made a container. A pod's is that of its Kubernetes, which others know by its control group.
 #[derive(PartialEq, Eq)]

@@ -189,7 +189,8 @@ impl<'a> Device<'a> {
     fn asked(mut self) -> Result<Self> {
         let mut attributes = sys::ibv_device_attr::default();
         let query = function!(self.verbs, ibv_query_device(_, _))?;
-        // SAFETY: The context is open, and `attributes` is a local.
+        // SAFETY: The context is open, and `attributes` is a local of the size that the library has had
+        // for it since version 1.1.
         match unsafe { query(self.context, &mut attributes) } {
             0 => {
                 self.atomics = attributes.atomic_cap != sys::ibv_atomic_cap_IBV_ATOMIC_NONE;

@@ -40,6 +40,21 @@ pub const TO_RTS: c_int = (ibv_qp_attr_mask_IBV_QP_STATE
     | ibv_qp_attr_mask_IBV_QP_SQ_PSN
     | ibv_qp_attr_mask_IBV_QP_MAX_QP_RD_ATOMIC) as c_int;
 
+/// The layouts of the library's ABI, which are the same since its version 1.1 on each architecture with
+/// 64 bits: peermemctl meets libraries of any version.
+const _: () = {
+    use std::mem::{offset_of, size_of};
+    assert!(offset_of!(ibv_context, ops.poll_cq) == 96 && offset_of!(ibv_context, ops.post_send) == 208);
+    assert!(offset_of!(ibv_context, ops.post_recv) == 216);
+    assert!(offset_of!(ibv_mr, lkey) == 36 && offset_of!(ibv_mr, rkey) == 40 && offset_of!(ibv_qp, qp_num) == 52);
+    assert!(size_of::<ibv_qp_init_attr>() == 64 && size_of::<ibv_ah_attr>() == 32);
+    assert!(size_of::<ibv_qp_attr>() == 144 && offset_of!(ibv_qp_attr, ah_attr) == 56);
+    assert!(offset_of!(ibv_qp_attr, pkey_index) == 120);
+    assert!(size_of::<ibv_send_wr>() == 128 && offset_of!(ibv_send_wr, wr) == 40);
+    assert!(size_of::<ibv_recv_wr>() == 32 && size_of::<ibv_wc>() == 48);
+    assert!(size_of::<ibv_device_attr>() == 232 && offset_of!(ibv_device_attr, atomic_cap) == 164);
+};
+
 #[cfg(feature = "link")]
 impl std::fmt::Debug for ibv_wc_status {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -46,14 +46,14 @@ fn the_page_has_the_figures_of_the_records() {
     let python: Vec<&str> = cards.lines().filter_map(|line| line.strip_prefix("a hit from Python: ")).collect();
     let python: Vec<String> = python.iter().map(|text| us(text.trim_end_matches(" ns"), 1)).collect();
     let all_hooks = hits.lines().filter(|line| line.starts_with("C, ") && line.contains(&format!(", {hooks}: ")));
-    for line in all_hooks {
-        let figure = figures(line, line.split(": ").next().expect("a beginning"))[0];
-        assert!(figure.parse::<u64>().expect("a number") <= 50, "the page says ≤ 50: {line}");
-    }
+    let all_hooks: Vec<u64> = all_hooks
+        .map(|line| figures(line, line.split(": ").next().expect("a beginning"))[0].parse().expect("a number"))
+        .collect();
+    let above = all_hooks.iter().filter(|figure| **figure > 50).count();
     let [native, expandable, pool] = &python[..] else { panic!("three allocators: {python:?}") };
     for wanted in [
         format!(
-            "| one thread | {} (wanted: ≤ 250) | {} | {} (≤ 50) | |",
+            "| one thread | {} (wanted: ≤ 250) | {} | {} (wanted: ≤ 50) | |",
             one(&format!("hit, one buffer, {checked}")),
             figures(&hits, "BUFFER_ID")[1],
             one(&format!("hit, one buffer, {hooks}"))
@@ -66,17 +66,18 @@ fn the_page_has_the_figures_of_the_records() {
         ),
         format!("| {} | {} |", all([0, 1, 2].map(|n| segments[n][0])), all([0, 1, 2].map(|n| segments[n][1]))),
         format!(
-            "three runs: one thread | {} | {} | {} (≤ 50) | {} |",
+            "three runs: one thread | {} | {} | {} (wanted: ≤ 50) | {} |",
             alone(checked, 0),
             alone(checked, 1),
             alone(hooks, 0),
             alone(hooks, 1)
         ),
         format!(
-            "other threads | {} | {} | {} (≤ 50) | {} |",
+            "other threads | {} | {} | {} (wanted: ≤ 50; above in {above} of {} rows) | {} |",
             others(checked, 0),
             others(checked, 1),
             others(hooks, 0),
+            all_hooks.len(),
             others(hooks, 1)
         ),
         format!(

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Looks up, registers and evicts. There is one lock, which is never held over a call of CUDA or
-//! verbs, and which a hit of what the thread used lately does not take.
+//! Has the calls that a program makes. What they do is in `inner.rs`.
 
 use crate::backend::{Access, Gpu, Verbs};
 use crate::error::Error;

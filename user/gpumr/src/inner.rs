@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What all clones of a cache and its entries share: the map of the entries behind the one lock, and
-//! what is done with it.
+//! Has what all clones of a cache and its entries share: the map of the entries behind the one lock,
+//! and what is done with it. The lock is never held over a call of CUDA or verbs, and a hit of what the
+//! thread used lately does not take it.
 
 use crate::backend::{Access, Gpu, Verbs};
 use crate::covered::Covered;

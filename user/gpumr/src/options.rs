@@ -76,7 +76,7 @@ pub struct Options {
     /// stays allocated, and an allocator that frees to allocate again would not get it. Free memory
     /// is checked when something is registered and by the [`crate::Sweeper`], at most every 20 ms, of
     /// GPUs whose primary context is in use, as programs with CUDA's runtime have it. Before one is
-    /// reset, call [`Cache::before_free_all()`]. 0: never. [`crate::FREE_BYTES_AUTO`] suits PyTorch.
+    /// reset, call [`crate::Cache::before_free_all()`]. 0: never. [`crate::FREE_BYTES_AUTO`] suits PyTorch.
     pub free_bytes: u64,
     /// The number of bytes that may stay registered that nobody uses. What is in use does not
     /// count, unlike for [`Limits::bytes`]. With such a limit, each hit takes the cache's lock. 0: no

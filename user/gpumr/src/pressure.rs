@@ -6,8 +6,8 @@ use crate::sync::{AtomicU64, Ordering};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// The least time between two questions about the same GPU. An answer takes 4.7 µs on an H100, so
-/// that is 0.02 % of a processor.
+/// The least time between two questions about the same GPU, so that they take little of a processor
+/// (docs/dma-buf.md).
 pub(crate) const INTERVAL: Duration = Duration::from_millis(20);
 
 /// The value of [`crate::Options::free_bytes`] for programs whose allocations nobody knows, like

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The C functions of src/ffi/shim.h as the module finds them in the world of an execution.
+//! The C functions of src/ffi/shim.h as the module finds them in the world of an execution. Those that
+//! count references to the module are in `world.rs`, which gives one back after a free callback.
 
 use crate::gpu::{self, BAR, BAR_LEN};
 use crate::raw;

@@ -2,7 +2,7 @@
 //! Section 9: locked memory, device nodes, what is loaded at boot, DKMS.
 
 use super::devices;
-use crate::batch::{has_component, is_adopted, is_of_slurm, Batch};
+use crate::batch::{has_component, is_adopted, is_of_slurm, Batch, SESSION};
 use crate::check::Check;
 use crate::giver::Unit;
 use crate::kernel;
@@ -11,7 +11,7 @@ use crate::modprobe;
 use crate::module_file;
 use crate::rights::{has_capability, has_initial_users, is_exempt, is_root, is_root_of, of_status};
 use crate::root::Root;
-use crate::runtime::{is_here, Runtime, SESSION};
+use crate::runtime::{is_here, Runtime};
 use crate::setting::SERVICE_ACCOUNT;
 use crate::text;
 

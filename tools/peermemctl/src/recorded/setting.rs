@@ -2,7 +2,7 @@
 //! Records what tells the kind of machine, and what loads the module at boot.
 
 use super::record::Recorder;
-use crate::batch::{is_adopted, is_of_slurm, Batch, ADOPTED};
+use crate::batch::{is_adopted, is_of_slurm, Batch, ADOPTED, SESSION};
 use crate::doctor::devices::{selinux_type, CONTEXT};
 use crate::doctor::hardware::WSL;
 use crate::environment::{Environment, LINKER};
@@ -11,7 +11,6 @@ use crate::giver::has_own_dev;
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia::{self, CAP, MIG_MINORS};
-use crate::runtime::SESSION;
 use crate::setting::{
     self, container_of, root_options, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY,
     ENROOT, KAIROS_ID, KAIROS_RELEASE, KATA_FILES, KATA_UNIT, KERNEL_COMMAND_LINE, MOUNTS, NSPAWN, OF_IMAGE,
