@@ -157,6 +157,6 @@ done
 echo "$run" >"$runs/$$"
 (cd "$checkout" && set_times)
 [ -n "${NVPM_THEN:-}" ] || exec cargo "$@"
-# What is done with what was built, before another checkout may build here.
+# The caller's command takes what was built, before another checkout may build here.
 cargo "$@"
 exec sh -ec "$NVPM_THEN"

@@ -288,7 +288,7 @@ guest:
 		$(call libraries,libc6-dev libibverbs-dev linux-libc-dev) \
 		$(built) tests/guest $@
 
-# Its release takes ten minutes of a new machine's half hour, and uses little less time when it runs.
+# It is built as for its own tests (program.sh): on a new machine the release took ten minutes more.
 peermemctl:
 	@$(program) $(addprefix tools/peermemctl/,src Cargo.toml Cargo.lock) tools/cuda tools/proc tools/verbs VERSION $(built) tools/peermemctl $@ dev
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Who gives a process its devices: the nodes of GPUs and NICs, and how one asks for them.
+//! Tells who gives a process the nodes of GPUs and NICs, and how one asks that giver for them.
 
 use crate::batch::{is_of_slurm, Batch};
 use crate::machine::Machine;

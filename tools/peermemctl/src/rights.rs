@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What the kernel lets a process do: its user, its capabilities, its user namespace.
+//! Reads what the kernel lets a process do, by its user, its capabilities and its user namespace.
 
 use crate::root::Root;
 

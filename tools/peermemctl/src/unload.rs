@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! How a module is unloaded here: who uses it has to end first.
+//! Says how a module is unloaded on this machine, and who uses it and has to end first.
 
 use crate::machine::{Machine, NAME, OLD_MODULE};
 use crate::modprobe;

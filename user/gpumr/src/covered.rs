@@ -19,7 +19,7 @@ const STEP_LOG: u32 = 3;
 /// A range is counted in the smallest class in which it has no more than two to the power of this
 /// blocks, so it touches one more at most.
 const BLOCKS_LOG: u32 = 3;
-/// With this many classes the longest range has no more blocks than that.
+/// The number of classes, which is enough for the longest range.
 const CLASSES: usize = 15;
 /// A question about more blocks of a class than this is a maybe, if the class has any range.
 const MOST: u64 = 32;

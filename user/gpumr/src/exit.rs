@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-/// Whether the process is ending, so that nobody may ask CUDA any more.
+/// Says that the process is ending, so that nobody may ask CUDA any more.
 pub(crate) static OVER: AtomicBool = AtomicBool::new(false);
 /// The number of sweeps under way, of all caches.
 pub(crate) static SWEEPING: AtomicU64 = AtomicU64::new(0);

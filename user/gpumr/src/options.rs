@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a program chooses for its cache.
+//! Has the options that a program chooses for its cache.
 
 use crate::range::Range;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What came before what in the execution under way, as clocks of tasks: the scheduler asks which
-//! steps might have come in another order.
+//! Keeps which step of the execution under way came before which, as clocks of tasks. The scheduler
+//! asks which steps might have come in another order.
 
 use rustc_hash::FxHashMap;
 use std::cell::RefCell;

@@ -246,11 +246,11 @@ pub struct Umem {
     pub(crate) func: bool,
     pub(crate) sgt: Box<SgTable>,
     pub(crate) nmap: Box<i32>,
-    /// Whether the NIC has a live mkey that is not fenced.
+    /// Says that the NIC has a live mkey that is not fenced.
     pub(crate) mkey: bool,
     pub registered: bool,
     pub(crate) released: bool,
-    /// Whether its pointer to the client is NULL.
+    /// Says that its pointer to the client is NULL.
     pub(crate) forgotten: bool,
     pub(crate) va: u64,
     pub(crate) len: u64,
@@ -263,7 +263,7 @@ pub struct Core {
     pub clients: Vec<Client>,
     pub umems: Vec<Umem>,
     pub invalidations: usize,
-    /// Whether the registration can be invalidated. MRs can, queues and the like cannot.
+    /// Says that the registration can be invalidated. MRs can, queues and the like cannot.
     pub invalidation_supported: bool,
 }
 
@@ -316,9 +316,9 @@ pub struct World {
     pub scattered: bool,
     /// The PCI number of the NIC that registers.
     pub nic: u64,
-    /// Whether an IOMMU translates. Without one, the DMA API returns MMIO addresses unchanged.
+    /// Says that an IOMMU translates. Without one, the DMA API returns MMIO addresses unchanged.
     pub iommu: bool,
-    /// Whether the IOMMU by chance gives what is mapped first its own address.
+    /// Says that the IOMMU by chance gives what is mapped first its own address.
     pub first_iova_is_physical: bool,
     /// The number that the host bridge adds to an address on its way to the bus.
     pub bus_offset: u64,

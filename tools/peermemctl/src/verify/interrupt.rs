@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Somebody interrupts the program.
+//! Notes that the program is interrupted, so that its checks end and the module is restored.
 
 use anyhow::{bail, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A flag that Ctrl-C and its like set: then the checks end, and the module is restored.
+/// The flag that the signals of an interruption set.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Sets the flag.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! A program of others: its disk, its run, the way that it took, and the row that tells of it.
+//! Runs a program of others: mounts its disk, tells which way it took, and writes its row of results.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -60,7 +60,7 @@ pub(super) fn programs(needed: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// How GPU memory is registered with the NIC.
+/// The way in which GPU memory is registered with the NIC.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     /// The program registers by address: by a plain `ibv_reg_mr()`, and so by the module.

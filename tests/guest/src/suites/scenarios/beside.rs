@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What scenarios are made of: a call beside the test, a stop on its way, and what is looked at afterwards.
+//! Has the parts of scenarios: a call beside the test, a stop on its way, and the checks after it.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicI32, Ordering};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What tests of verbs move into the memory under test.
+//! Makes the bytes that tests of verbs move into the memory under test.
 
 use anyhow::{Context, Result};
 
