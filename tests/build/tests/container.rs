@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 fn waits_for_both_and_builds_against_them() {
     let mut node = Node::new();
     node.write("drivers/nvidia-peermem.conf", "# ours\npersistent_api_support=0\nrevocable_fallback=1\n");
+    node.stand_in("make", &format!("cp \"$NODE/said\" \"$NODE/said-at-make\"\n{MAKE}"));
     node.start(&[]);
     node.says("waiting for the container of the GPU driver");
     node.driver();
@@ -30,6 +31,11 @@ fn waits_for_both_and_builds_against_them() {
     ] {
         assert!(log.contains(&words), "no {words} in: {log}");
     }
+    // A build takes minutes, in which the last line says so.
+    let building = format!("peermem: building for kernel {}; log: {}/make.log", kernel(), node.path("out").display());
+    let said = fs::read_to_string(node.path("said-at-make")).expect("text");
+    assert_eq!(said.lines().last(), Some(building.as_str()), "{said}");
+    assert_eq!(count(&node.said(), "building"), 1, "{}", node.said());
     node.stop();
     assert!(!node.loaded(), "it ends with the container");
     assert_eq!(count(&node.said(), "waiting for the RDMA core"), 1, "{}", node.said());
@@ -91,7 +97,7 @@ fn nvidias_module_gives_way_unless_it_is_in_use() {
     node.wait("three tries", || count(&node.log(), "rmmod") > 2);
     assert!(node.said().contains("registrations of GPU memory keep the module loaded"), "{}", node.said());
     assert!(node.said().contains("ERROR: Module nvidia_peermem is in use"), "{}", node.said());
-    assert_eq!(node.said().lines().count(), 1, "{}", node.said());
+    assert_eq!(node.said().lines().count(), 2, "{}", node.said());
     assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
     assert_eq!(count(&node.log(), "insmod"), 0, "{}", node.log());
     node.write("sys/module/nvidia_peermem/refcnt", "0");
@@ -129,6 +135,7 @@ fn a_build_that_fails_says_why_once_and_is_tried_again() {
     node.says("not built: preflight: no reason at all");
     node.wait("another try", || count(&node.log(), "make ") > 2);
     assert_eq!(count(&node.said(), "not built"), 1, "{}", node.said());
+    assert_eq!(count(&node.said(), "building"), 1, "{}", node.said());
     node.remove("does-not-build");
     node.wait("the module", || node.loaded());
 }
@@ -160,7 +167,7 @@ fn a_module_that_does_not_load() {
     // Before the fourth insmod, there were three tries, and 1 + 2 + 4 looks without one.
     assert_eq!(node.looks_before(4), 10, "{}", node.log());
     assert_eq!(count(&node.log(), "make "), 1, "{}", node.log());
-    assert_eq!(node.said().lines().count(), 1, "{}", node.said());
+    assert_eq!(node.said().lines().count(), 2, "{}", node.said());
     node.remove("does-not-load");
     node.wait("the module", || node.loaded());
 }
@@ -196,7 +203,7 @@ fn a_run_folder_that_takes_nothing() {
     node.says("nvidia-peermem.loaded cannot be written: ");
     node.wait("more looks", || count(&node.log(), "look") > 6);
     assert!(node.loaded() && count(&node.log(), "rmmod") == 0, "{}", node.log());
-    assert_eq!(node.said().lines().count(), 1, "{}", node.said());
+    assert_eq!(node.said().lines().count(), 2, "{}", node.said());
     fs::remove_dir(&note).expect("folder");
     node.says("loaded: version 1.0");
 }
