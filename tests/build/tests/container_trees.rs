@@ -341,6 +341,68 @@ fn headers_of_a_debian_node() {
     }
 }
 
+/// A RHEL node has its headers whole below /usr/src/kernels, also where /lib is a link.
+#[test]
+fn headers_of_a_rhel_node() {
+    let kernel = kernel();
+    for by_link in [true, false] {
+        let mut node = Node::with_both();
+        fs::remove_dir_all(node.path("run/nvidia/driver/usr/src").join(format!("linux-headers-{kernel}")))
+            .expect("folder");
+        let headers = format!("usr/src/kernels/{kernel}");
+        for (file, text) in [
+            ("include/config/auto.conf", ""),
+            ("Makefile", "include $(srctree)/scripts/Kbuild.include\n"),
+            ("scripts/Makefile.build", ""),
+        ] {
+            node.write(&format!("host/{headers}/{file}"), text);
+        }
+        if by_link {
+            node.link("usr/lib", "host/lib");
+            node.link(&format!("/{headers}"), &format!("host/usr/lib/modules/{kernel}/build"));
+            node.link("build", &format!("host/usr/lib/modules/{kernel}/source"));
+        }
+        node.start(&[]);
+        node.wait("the module", || node.loaded());
+        let kdir = format!("KDIR={} ", node.path(&format!("host/{headers}")).display());
+        assert!(node.log().contains(&kdir), "no {kdir} in {}", node.log());
+        assert!(fs::metadata(node.path("own").join(&headers).join("Makefile")).is_ok(), "it is not at its own path");
+    }
+}
+
+/// An Ubuntu node has a package of headers per flavour, with relative links into the one of all flavours; without
+/// that one, the log names what is missing.
+#[test]
+fn headers_of_an_ubuntu_node() {
+    let mut node = Node::with_both();
+    let kernel = kernel();
+    fs::remove_dir_all(node.path("run/nvidia/driver/usr/src").join(format!("linux-headers-{kernel}"))).expect("folder");
+    let (headers, base) = (format!("usr/src/linux-headers-{kernel}"), "linux-headers-6.8.0-50");
+    node.write(&format!("host/{headers}/include/config/auto.conf"), "");
+    node.write(&format!("host/{headers}/scripts/basic/fixdep"), "");
+    for part in ["Makefile", "Kbuild", "arch"] {
+        node.link(&format!("../{base}/{part}"), &format!("host/{headers}/{part}"));
+    }
+    node.link(&format!("../../{base}/scripts/Makefile.build"), &format!("host/{headers}/scripts/Makefile.build"));
+    node.link(&format!("/{headers}"), &format!("host/lib/modules/{kernel}/build"));
+    node.write("host/etc/os-release", "ID=ubuntu\nID_LIKE=debian\n");
+    node.start(&[]);
+    node.says(&format!(
+        "needs /usr/src/{base}/Makefile, which is not there: install linux-headers-{kernel} on the node"
+    ));
+    assert_eq!(count(&node.log(), "make "), 0, "{}", node.log());
+    node.write(&format!("host/usr/src/{base}/Makefile"), "");
+    node.write(&format!("host/usr/src/{base}/scripts/Makefile.build"), "");
+    node.wait("the module", || node.loaded());
+    let kdir = node.path(&format!("host/{headers}"));
+    assert!(node.log().contains(&format!("KDIR={} ", kdir.display())), "{}", node.log());
+    for folder in [kdir, node.path("own").join(&headers)] {
+        for part in ["Makefile", "scripts/Makefile.build"] {
+            assert!(fs::metadata(folder.join(part)).is_ok(), "{}/{part} leads nowhere", folder.display());
+        }
+    }
+}
+
 /// A hint names the package of the node's own distribution.
 #[test]
 fn the_hint_is_for_the_nodes_distribution() {
