@@ -125,11 +125,11 @@ give_back = $(if $(filter $(CURDIR)/%,$(OUT)),[ "$$(id -u)" != 0 ] || \
 	chown -Rh --from=0 --reference='$(CURDIR)' $(if $(wildcard $(CURDIR)/build),'$(CURDIR)/build') '$(OUT)',true)
 
 install:
-	@INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)' sh mk/install.sh writable
+	@$(INSTALL_ENV) sh mk/install.sh writable
 	@$(PREFLIGHT_ENV) sh mk/built.sh || { $(MAKE) --no-print-directory module $(PREFLIGHT_ENV); code=$$?; $(give_back); exit $$code; }
-	+@$(kbuild) --no-print-directory INSTALL_MOD_DIR=updates/nvidia-peermem-rust $(no_signing) \
-		$(if $(INSTALL_MOD_PATH),INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)') modules_install
-	@$(give_back)
+	+@said=$$($(kbuild) --no-print-directory DEPMOD=true INSTALL_MOD_DIR=updates/nvidia-peermem-rust.new $(no_signing) \
+		$(if $(INSTALL_MOD_PATH),INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)') modules_install 2>&1) && failed= || failed=failed-; \
+		$(give_back); printf '%s\n' "$$said" | $(INSTALL_ENV) sh mk/install.sh $${failed}copied
 	@$(INSTALL_ENV) sh mk/install.sh install
 
 uninstall:

@@ -3,8 +3,9 @@
 # `install`: lets modprobe prefer our nvidia-peermem.ko over NVIDIA's file of the same name,
 # wherever that lies. `uninstall`: takes both away, which leaves NVIDIA's file as it was. With the
 # module come and go peermemctl, its man pages, completions and units, if `make tools` built them;
-# `tools` installs only these; `writable` says whether the folders can be written. In: KDIR, OUT,
-# INSTALL_MOD_PATH, PREFIX, TOOLS.
+# `tools` installs only these; `writable` says whether the folders can be written. Kbuild copies the
+# module into a folder of its own beside the one that is there, which stays whole if the disk is full;
+# `copied` and `failed-copied` take what Kbuild has said. In: KDIR, OUT, INSTALL_MOD_PATH, PREFIX, TOOLS.
 set -eu
 # kmod's programs are here, which is not in PATH for users of Debian, nor for root by a plain su.
 PATH=$PATH:/usr/sbin:/sbin
@@ -53,6 +54,14 @@ put_tools() {
 	done
 	echo "install: peermemctl is $prefix/bin/peermemctl"
 }
+# Says in one line why the module that is there stays, and ends.
+stays() { # CAUSE
+	[ -n "$(having)" ] || rm -f "$override"
+	there="nothing is installed"
+	[ ! -e "$folder" ] || there="the module that is in $folder stays"
+	echo "install: $there ($1): once that is mended, make install again" >&2
+	exit 1
+}
 # A folder is not replaced by a move: the one that is there goes aside first.
 aside() { # FOLDER
 	[ ! -d "$1" ] || { rm -rf "$1.old" && mv -T "$1" "$1.old"; }
@@ -92,18 +101,44 @@ tools)
 	;;
 writable)
 	# Otherwise kbuild would report it, in words of mkdir.
+	. "$(dirname "$0")/writable.sh"
 	for folder in "$root/lib/modules" "$root/etc"; do
-		mkdir -p "$folder" 2>/dev/null && [ -w "$folder" ] || {
-			echo "install: $folder cannot be written: run make install as root, or name another root: INSTALL_MOD_PATH=<dir>" >&2
-			exit 1
-		}
+		writable "$folder" install "run make install as root, or name another root: INSTALL_MOD_PATH=<dir>"
 	done
+	# An installation that was interrupted may have left some.
+	! kver=$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR" 2>/dev/null) || rm -rf "$root/lib/modules/$kver/$dir.new"
 	exit
+	;;
+copied)
+	# The folder gets its name afterwards.
+	sed "/^$/d; s|/$dir\.new/|/$dir/|g"
+	exit
+	;;
+failed-copied)
+	folder=$root/lib/modules/$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR")/$dir
+	rm -rf "$folder.new"
+	cause=$(grep -vE '^(make|  [A-Z]+ )|^$' | tail -n 1 | sed "s|/$dir\.new/|/$dir/|g")
+	stays "${cause:-kbuild cannot copy the module, and does not say why}"
 	;;
 install)
 	kver=$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR")
-	mkdir -p "$root/etc/depmod.d"
-	echo "override nvidia-peermem * $dir" >"$override"
+	folder=$root/lib/modules/$kver/$dir
+	# (The shell's own echo calls a full disk an I/O error.)
+	error=$({ mkdir -p "$root/etc/depmod.d" && echo "override nvidia-peermem * $dir" | cat >"$override.new" && mv "$override.new" "$override"; } 2>&1) || {
+		rm -rf "$override.new" "$folder.new"
+		stays "$override: ${error##*: }"
+	}
+	# An installation that was interrupted between two moves has left the former one there.
+	[ -e "$folder" ] || [ ! -e "$folder.old" ] || mv -T "$folder.old" "$folder"
+	rm -rf "$folder.old"
+	placed=
+	if [ -e "$folder.new" ]; then
+		error=$({ aside "$folder" && mv -T "$folder.new" "$folder"; } 2>&1) || {
+			[ -e "$folder" ] || [ ! -e "$folder.old" ] || mv -T "$folder.old" "$folder"
+			stays "$folder: ${error##*: }"
+		}
+		placed=y
+	fi
 	;;
 uninstall)
 	kver=$(release) || {
@@ -112,7 +147,7 @@ uninstall)
 		exit 1
 	}
 	[ -e "$root/lib/modules/$kver/$dir" ] || echo "uninstall: it was not installed for kernel $kver"
-	rm -rf "$root/lib/modules/$kver/$dir"
+	rm -rf "$root/lib/modules/$kver/$dir" "$root/lib/modules/$kver/$dir.new" "$root/lib/modules/$kver/$dir.old"
 	# The override serves every kernel that the module is installed for.
 	others=$(having)
 	for other in $others; do
@@ -129,8 +164,37 @@ uninstall)
 	[ -d "$root/lib/modules/$kver" ] || exit 0
 	;;
 esac
+# On a full disk depmod leaves empty lists, and modprobe would find no module of this kernel any more. It
+# makes new files, so that links keep the former ones.
+lists=$root/lib/modules/$kver/.nvidia-peermem-rust.lists
+keep_lists() {
+	rm -rf "$lists" && mkdir "$lists" || return
+	for file in "$root/lib/modules/$kver"/modules.*; do
+		[ ! -f "$file" ] || ln "$file" "$lists/" 2>/dev/null || cp -p "$file" "$lists/" || return
+	done
+}
+lists_back() {
+	for file in "$lists"/modules.*; do
+		[ ! -e "$file" ] || mv -f "$file" "$root/lib/modules/$kver/" 2>/dev/null || true
+	done
+	rm -rf "$lists"
+}
 # Below another root depmod would read this machine's configuration.
-depmod ${root:+-b "$root" -C "$root/etc/depmod.d"} "$kver"
+error=$({ keep_lists && depmod ${root:+-b "$root" -C "$root/etc/depmod.d"} "$kver"; } 2>&1) || {
+	lists_back
+	cause=$(echo "$error" | tail -n 1)
+	[ "$1" = install ] || {
+		echo "$1: depmod fails (${cause#depmod: }): modprobe still goes by its former list: once that is mended, depmod $kver" >&2
+		exit 1
+	}
+	# The list that is there is of the former folder.
+	[ -z "$placed" ] || rm -rf "$folder"
+	[ ! -e "$folder.old" ] || mv -T "$folder.old" "$folder"
+	stays "depmod fails: ${cause#depmod: }"
+}
+rm -rf "$lists"
+[ -z "$error" ] || echo "$error" >&2
+[ "$1" = uninstall ] || rm -rf "$folder.old"
 # This comes last: whatever fails here, modprobe takes our module.
 [ "$1" = uninstall ] || put_tools
 won=$(modinfo ${root:+-b "$root"} -k "$kver" -n nvidia-peermem 2>/dev/null || echo "no file")

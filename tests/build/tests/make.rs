@@ -88,6 +88,7 @@ fn installed(kernel: &FakeKernel) -> PathBuf {
     modules.join("updates/nvidia-peermem-rust/nvidia-peermem.ko")
 }
 
+const A_RUSTC: &str = "PATH=${PATH#*:} exec rustc \"$@\"";
 const NO_RUSTC: &str = "echo 'rustc is not for root' >&2; exit 1";
 
 #[test]
@@ -195,6 +196,98 @@ fn install_where_nothing_can_be_written() {
         assert!(lines[0].contains(words), "no {words} in: {}", lines[0]);
     }
     assert_eq!(log(&kernel).len(), 1, "it was built again");
+}
+
+/// Runs `make install` in a shell that begins with these words. Returns what it says apart from make's own
+/// lines.
+fn install_after(kernel: &FakeKernel, words: &str) -> (bool, String) {
+    let make = make(kernel, &["install", &format!("INSTALL_MOD_PATH={}", folder(kernel, "root"))]);
+    let mut sh = Command::new("sh");
+    sh.args(["-c", &format!("{words} exec \"$@\""), "sh"]).arg(make.get_program()).args(make.get_args());
+    for (name, value) in make.get_envs() {
+        match value {
+            Some(value) => sh.env(name, value),
+            None => sh.env_remove(name),
+        };
+    }
+    let outcome = run(sh.current_dir(repository()));
+    (outcome.ok, outcome.text.lines().filter(|line| !line.starts_with("make")).collect::<Vec<_>>().join("\n"))
+}
+
+/// The disk is full, or depmod or the override cannot be written: one line says so, modprobe takes the former
+/// module as before, and nothing else is left.
+#[test]
+fn an_installation_that_fails_leaves_the_former_module() {
+    let kernel = kernel();
+    build(&kernel);
+    // The real one leaves an empty list where the disk is full.
+    let list = kernel.path().join("root/lib/modules").join(FakeKernel::RELEASE).join("modules.dep");
+    let depmod = format!(
+        "rm -f '{0}'; : >'{0}'; echo 'depmod: ERROR: fclose: No space left on device' >&2; exit 1",
+        list.display()
+    );
+    fs::write(&list, "kernel/of_others.ko:\n").expect("file");
+    let folder = installed(&kernel).parent().expect("folder").to_path_buf();
+    let conf = kernel.path().join("root/etc/depmod.d/nvidia-peermem-rust.conf");
+    let left = || {
+        let beside = fs::read_dir(folder.parent().expect("folder")).expect("folder").flatten();
+        let mut names: Vec<_> = beside.map(|entry| entry.file_name().into_string().expect("text")).collect();
+        names.sort();
+        names
+    };
+    // Nothing was installed before.
+    kernel.program("depmod", &depmod);
+    let (ok, said) = install_after(&kernel, "");
+    assert_eq!(fs::read_to_string(&list).expect("text"), "kernel/of_others.ko:\n");
+    assert!(!ok && !folder.exists() && !conf.exists() && left().is_empty(), "{said}");
+    let words = "install: nothing is installed (depmod fails: ERROR: fclose: No space left on device): once that is mended, make install again";
+    assert_eq!(said, words);
+    kernel.remove("bin/depmod");
+    assert!(install(&kernel, NO_RUSTC, &[]).ok);
+    let former = fs::read(installed(&kernel)).expect("file");
+    let new = kernel.path().join("out/nvidia-peermem.ko");
+    fs::write(&new, [former.clone(), vec![0; 1 << 18]].concat()).expect("file");
+    let listed = fs::read_to_string(&list).expect("text");
+    assert!(listed.contains("nvidia-peermem.ko:"), "{listed}");
+    let fails = |limit: &str, why: &str| {
+        let (ok, said) = install_after(&kernel, limit);
+        assert!(!ok, "{said}");
+        let begins = format!("install: the module that is in {} stays (", folder.display());
+        assert!(said.starts_with(&begins) && said.lines().count() == 1 && said.contains(why), "{why}: {said}");
+        assert!(said.ends_with("): once that is mended, make install again"), "{said}");
+        assert!(fs::read(installed(&kernel)).expect("file") == former, "{why}: it is another file");
+        assert_eq!(left(), ["nvidia-peermem-rust"], "{why}");
+        assert_eq!(fs::read_to_string(&list).expect("text"), listed, "{why}");
+        assert!(!list.with_file_name(".nvidia-peermem-rust.lists").exists(), "{why}");
+        assert_eq!(fs::read_to_string(&conf).expect("text"), "override nvidia-peermem * updates/nvidia-peermem-rust\n");
+    };
+    fails("ulimit -f 128; trap '' XFSZ;", "cp: ");
+    kernel.program("depmod", &depmod);
+    fails("", "depmod fails: ");
+    kernel.remove("bin/depmod");
+    fs::create_dir(conf.with_extension("conf.new")).expect("folder");
+    fails("", "nvidia-peermem-rust.conf: ");
+    let (ok, said) = install_after(&kernel, "");
+    assert!(ok && fs::read(installed(&kernel)).expect("file") != former, "{said}");
+    assert!(!said.contains(".new") && left() == ["nvidia-peermem-rust"], "{said}");
+}
+
+/// The kernel has symbol versions, and the module got none of a neighbour: both make and make install say so.
+#[test]
+fn a_module_built_against_nothing_says_so() {
+    let kernel = kernel();
+    let built = run(&mut make(&kernel, &["KERNEL_CRATE=own", &format!("KDIR={}", folder(&kernel, ""))]));
+    assert!(built.ok && !built.text.contains("symbol versions"), "{}", built.text);
+    let said = install(&kernel, A_RUSTC, &[]);
+    assert!(said.ok && !said.text.contains("symbol versions"), "{}", said.text);
+    let config = fs::read_to_string(kernel.path().join("include/config/auto.conf")).expect("text");
+    kernel.config(&format!("{config}CONFIG_MODVERSIONS=y\n"));
+    let built = run(&mut make(&kernel, &["KERNEL_CRATE=own", &format!("KDIR={}", folder(&kernel, ""))]));
+    let warning = "warning: the module gets no symbol versions of the GPU driver: the kernel will not notice";
+    assert!(built.ok && built.text.contains(warning), "{}", built.text);
+    let said = install(&kernel, A_RUSTC, &[]);
+    let line = "install: it has no symbol versions of the GPU driver: make names what it looked for";
+    assert!(said.ok && said.text.lines().any(|said| said == line), "{}", said.text);
 }
 
 /// A neighbour that the last build was made against has gone.
