@@ -54,6 +54,7 @@ if [ "$(id -u)" != 0 ]; then
 	exit 1
 fi
 
+. "$(dirname "$0")/../mk/tell.sh"
 log=${TMPDIR:-/tmp}/nvidia-peermem-bootstrap.$$.log
 count=$(echo "$missing" | wc -w)
 export DEBIAN_FRONTEND=noninteractive
@@ -62,6 +63,7 @@ export DEBIAN_FRONTEND=noninteractive
 # root would have to mend its database.
 interrupted() {
 	trap '' INT HUP TERM
+	told
 	if [ -n "$pid" ] && grep -qsx dpkg $(for child in $(cat "/proc/$pid/task/$pid/children"); do echo "/proc/$child/comm"; done) /dev/null; then
 		echo "bootstrap: interrupted; dpkg ends what it has begun first" >&2
 		wait "$pid" || true
@@ -79,17 +81,15 @@ trap interrupted INT HUP TERM
 # Runs apt-get with its output in the log and a line every 15 seconds. Where another apt has the lock,
 # it waits, and says so once.
 quietly() {
-	what=$1 seconds=0 waits=
+	what=$1 waits=
 	shift
 	while :; do
+		tell "bootstrap: $what" "$log"
 		"$@" </dev/null >>"$log" 2>&1 &
-		pid=$!
-		while kill -0 "$pid" 2>/dev/null; do
-			sleep 1
-			seconds=$((seconds + 1))
-			[ $((seconds % 15)) != 0 ] || echo "bootstrap: $what, $seconds s: $(tail -n 1 "$log" | cut -c 1-80)" >&2
-		done
-		wait "$pid" && break
+		pid=$! code=0
+		wait "$pid" || code=$?
+		told
+		[ $code != 0 ] || break
 		lock=$(tail -n 5 "$log" | grep -m 1 'Could not get lock') || {
 			cause=$(sed -n 's/^[EW]: Failed to fetch [^ ]*  *//p' "$log" | tail -n 1)
 			if [ -n "$cause" ] && grep -qE '^E: (Failed to fetch|Unable to (fetch|locate)|Package .* has no)' "$log"; then

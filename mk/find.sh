@@ -226,6 +226,9 @@ package_of() { # ROOT WHAT [MINOR]
 	suse:*:rust-src) what="rust1.$3-src" ;;
 	debian:*:rpmbuild) what=rpm ;;
 	*:rpmbuild) what=rpm-build ;;
+	*:debian-12:cargo) what=cargo-web ;;
+	*:ubuntu-*:cargo) what="cargo-1.NN for the newest NN there is" ;;
+	suse:*:cargo) what="cargo1.NN for the newest NN there is" ;;
 	debian:*:xz) what=xz-utils ;;
 	*:dpkg-buildpackage) what=dpkg-dev ;;
 	*:dh) what=debhelper ;;

@@ -5,13 +5,7 @@
 set -eu
 cargo=$1 out=$2
 manifest=$(dirname "$0")/../tools/peermemctl/Cargo.toml
-command -v "$cargo" >/dev/null || {
-	echo "make tools: there is no $cargo: install Rust 1.85 or later, or say CARGO=<path>" >&2
-	exit 1
-}
-echo "tools: building peermemctl, some minutes the first time; cargo fetches what it needs from its registry"
-sh "$(dirname "$0")/registry.sh" "make tools" \
-	"$cargo" build --quiet --release --locked --manifest-path "$manifest" --bin peermemctl --example generate
+sh "$(dirname "$0")/cargo-build.sh" tools peermemctl "$cargo" --manifest-path "$manifest" --bin peermemctl --example generate
 # A full disk or Ctrl-C leaves no half of it to `make install`.
 new=$out.new
 rm -rf "$new"

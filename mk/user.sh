@@ -9,12 +9,7 @@ user=$(cd "$(dirname "$0")/../user" && pwd)
 case $1 in
 build)
 	cargo=$2 out=$3
-	command -v "$cargo" >/dev/null || {
-		echo "make user: there is no $cargo: install Rust 1.85 or later, or say CARGO=<path>" >&2
-		exit 1
-	}
-	echo "user: building the libraries, some minutes the first time; cargo fetches what they need from its registry"
-	(cd "$user" && sh ../mk/registry.sh "make user" "$cargo" build --quiet --release --locked -p gpumr-c -p gpumr-preload)
+	(cd "$user" && sh ../mk/cargo-build.sh user "the libraries" "$cargo" -p gpumr-c -p gpumr-preload)
 	# A full disk or Ctrl-C leaves no half of them to `make user-install`.
 	rm -rf "$out.new"
 	mkdir -p "$out.new"
@@ -31,7 +26,10 @@ install)
 		exit 1
 	}
 	to=$root$prefix lib=$root$libdir
-	mkdir -p "$lib/pkgconfig" "$to/include" "$to/share/man/man7"
+	. "$user/../mk/writable.sh"
+	for folder in "$lib/pkgconfig" "$lib/cmake/gpumr" "$to/include" "$to/share/man/man7"; do
+		writable "$folder" "user-install" "run make user-install as root, or name another folder: PREFIX=<dir>, or another root: DESTDIR=<dir>"
+	done
 	# Programs that run keep the file that they have, and so do all where the disk is full.
 	for file in libgpumr.so.1 libgpumr-preload.so; do
 		error=$({ install -m 644 "$out/$file" "$lib/$file.new" && mv "$lib/$file.new" "$lib/$file"; } 2>&1) && continue
@@ -44,7 +42,6 @@ install)
 	install -m 644 "$user/gpumr-preload/libgpumr-preload.so.7" "$to/share/man/man7/"
 	# The interface has a version of its own.
 	version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$user/Cargo.toml")
-	mkdir -p "$lib/cmake/gpumr"
 	case $libdir/ in
 	"$prefix"/*) ;;
 	*)

@@ -9,6 +9,7 @@ version=$(cat VERSION)
 name=nvidia-peermem-rust-$version
 archive=$out/$name.tar.xz
 . mk/find.sh
+. mk/tell.sh
 
 need() { # PROGRAM
 	command -v "$1" >/dev/null && return
@@ -86,9 +87,17 @@ unpack() {
 	# not: the archive's files have the time of the commit, and older ones would be taken for built.
 	export CARGO_HOME="${CARGO_HOME:-$HOME/.cargo}"
 }
-# Who waits for compilers is told so.
-announce() {
+# Runs what builds the packages. Who waits for compilers is told so.
+compile() { # COMMAND...
 	[ "$BUILD" = all ] || echo "make $kind: building peermemctl and the libraries anew, some minutes; log: $out/$kind.log"
+	tell "make $kind: building" "$out/$kind.log"
+	code=0
+	"$@" >"$out/$kind.log" 2>&1 || code=$?
+	told
+	[ $code = 0 ] || {
+		tail -n 20 "$out/$kind.log" >&2
+		exit 1
+	}
 }
 # The entry that both formats of changelog need: the version's own head in CHANGELOG.md has the
 # words.
@@ -107,11 +116,7 @@ nvidia-peermem-rust ($version-1) unstable; urgency=medium
 
  -- $maintainer  $(date -R -u -d "@$SOURCE_DATE_EPOCH")
 EOF
-	announce
-	(cd "$tree" && dpkg-buildpackage --no-sign --build="$BUILD") >"$out/deb.log" 2>&1 || {
-		tail -n 20 "$out/deb.log" >&2
-		exit 1
-	}
+	compile env --chdir="$tree" dpkg-buildpackage --no-sign --build="$BUILD"
 	# Packages of other versions are kept.
 	find "$out/deb" -maxdepth 1 -name '*.deb' -exec mv -t "$out/" {} +
 	ls "$out"/*_"$version"-1_*.deb
@@ -124,12 +129,8 @@ rpm() {
 	[ "$BUILD" = binary ] || set -- --define "without_tools 1"
 	# Where dpkg brought the compilers, rpm knows of none.
 	command rpm -q rpm >/dev/null 2>&1 || set -- "$@" --nodeps
-	announce
-	rpmbuild -bb --quiet "$@" --define "_topdir $out/rpm" --define "_sourcedir $out" --define "project_version $version" \
-		"$out/rpm/$name/packaging/rpm/nvidia-peermem-rust.spec" >"$out/rpm.log" 2>&1 || {
-		tail -n 20 "$out/rpm.log" >&2
-		exit 1
-	}
+	compile rpmbuild -bb --quiet "$@" --define "_topdir $out/rpm" --define "_sourcedir $out" --define "project_version $version" \
+		"$out/rpm/$name/packaging/rpm/nvidia-peermem-rust.spec"
 	find "$out/rpm/RPMS" -name '*.rpm' -exec mv -t "$out/" {} +
 	ls "$out"/*-"$version"-1.*.rpm
 }

@@ -1,0 +1,26 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0
+# Tells who waits for minutes that a command still runs. To be sourced. `tell` is called before the
+# command and `told` after it; the command writes to the log, and Ctrl-C reaches it as ever.
+
+# Says a line every 15 seconds: for how long, and the last line of the log.
+teller=
+tell() { # WHAT LOG
+	: >>"$2"
+	(
+		seconds=0
+		# Whoever called may have been killed, and nobody has asked how it ended yet (Z). What reads the
+		# output does not wait for a sleep.
+		while sleep 1 >/dev/null 2>&1 && grep -qs '^State:[[:space:]]*[^Z[:space:]]' "/proc/$$/status"; do
+			seconds=$((seconds + 1))
+			[ $((seconds % 15)) != 0 ] || echo "$1, $seconds s: $(tail -n 1 "$2" 2>/dev/null | sed 's/^ *//' | cut -c 1-80)" >&2
+		done
+	) &
+	teller=$!
+}
+told() {
+	[ -n "$teller" ] || return 0
+	kill "$teller" 2>/dev/null || true
+	wait "$teller" 2>/dev/null || true
+	teller=
+}
