@@ -120,6 +120,20 @@ fn the_packages_ask_for_the_dkms_that_install_md_names() {
     }
 }
 
+/// A release is built on the system that docs/install.md names, and its programs are held against the glibc that
+/// the page promises.
+#[test]
+fn a_release_is_built_on_the_system_that_install_md_names() {
+    let (page, workflow) = (read("docs/install.md"), read(".github/workflows/release.yml"));
+    let after = |words: &str| {
+        let rest = page.split(words).nth(1).unwrap_or_else(|| panic!("no {words}"));
+        rest.split(' ').next().expect("a word").to_string()
+    };
+    let (debian, glibc) = (after("are built on Debian "), after("glibc "));
+    assert!(workflow.contains(&format!("    container: debian:{debian}\n")), "it is not built on Debian {debian}");
+    assert!(workflow.contains(&format!("= GLIBC_{glibc} ]")), "nothing holds it against glibc {glibc}");
+}
+
 #[test]
 fn each_document_is_linked_from_another_page() {
     let files = files();
