@@ -27,6 +27,8 @@ fn check(dir: &Path, programs: &[(&str, &str)], cargo: &str) -> (Outcome, String
         .arg(cargo)
         .arg(bin.path().join("out"))
         .current_dir(dir)
+        .env_remove("KUBERNETES_VALIDATE")
+        .env_remove("SBOM4RUST")
         .env("PATH", path));
     (outcome, fs::read_to_string(log).unwrap_or_default())
 }
@@ -41,6 +43,61 @@ fn every_workspace_is_checked_where_git_fails() {
         for verb in ["fmt", "clippy", "test"] {
             assert!(log.contains(&format!("{folder} {verb}\n")), "no {verb} in {folder}:\n{log}");
         }
+    }
+}
+
+/// A test that has nothing to look at is left out and named, with what to do. No other one is.
+#[test]
+fn what_is_not_run_is_named() {
+    let all = [
+        ("kubernetes_takes_the_manifest", "it needs kubernetes-validate: name the folder of"),
+        ("an_sbom_names_each_crate", "it needs sbom4rust: name the folder of"),
+        ("root_leaves_nothing_of_root", "it needs root: "),
+        ("each_commit_has_a_short_subject_and_a_body", "and git fails (fatal: dubious ownership)"),
+        ("the_commits_that_the_page_of_findings_names_are_in_this_history", "and git fails (fatal: dubious ownership)"),
+    ];
+    let log = TempDir::new().expect("folder");
+    let log = log.path().join("words");
+    let cargo = format!("echo \"$*\" >>'{}'", log.display());
+    let programs =
+        [("git", "echo 'fatal: dubious ownership' >&2; exit 128"), ("id", "echo 1000"), ("cargo", cargo.as_str())];
+    let (outcome, _) = check(&repository(), &programs, "cargo");
+    assert!(outcome.ok, "{}", outcome.text);
+    let left_out: Vec<&str> = outcome.text.lines().filter_map(|line| line.strip_prefix("check: without ")).collect();
+    assert_eq!(left_out.len(), all.len(), "{left_out:?}");
+    let words = fs::read_to_string(&log).expect("text");
+    let tests: Vec<&str> =
+        words.lines().filter(|line| line.starts_with("test ") && line.contains("--workspace")).collect();
+    assert_eq!(tests.len(), 3, "{words}");
+    for ((name, why), line) in all.into_iter().zip(left_out) {
+        assert!(line.starts_with(&format!("{name}: ")) && line.contains(why), "{line}");
+        assert!(tests.iter().all(|test| test.contains(&format!(" --skip {name}"))), "{name}: {words}");
+        let files = fs::read_dir(repository().join("tests/build/tests")).expect("folder").flatten();
+        let mut texts = files.map(|file| fs::read_to_string(file.path()).expect("text"));
+        assert!(texts.any(|text| text.contains(&format!("\nfn {name}()"))), "there is no test {name}");
+    }
+    // Where everything is there, everything is run.
+    let programs = [("git", "echo false"), ("id", "echo 0")];
+    let bin = TempDir::new().expect("folder");
+    programs.iter().for_each(|(name, script)| build_tests::program(bin.path(), name, script));
+    let mut not_run = Command::new("sh");
+    not_run.arg(repository().join("mk/not-run.sh")).env("KUBERNETES_VALIDATE", "/v").env("SBOM4RUST", "/s");
+    let path = format!("{}/bin:{}", bin.path().display(), std::env::var("PATH").expect("PATH"));
+    let outcome = run(not_run.env("PATH", &path));
+    assert!(outcome.ok && outcome.text.lines().all(|line| line.contains("this is no clone")), "{}", outcome.text);
+    build_tests::program(bin.path(), "git", "echo true");
+    let outcome = run(&mut not_run);
+    let is_clone = repository().join(".git").exists();
+    assert!(outcome.ok && outcome.text.contains("git fetch --unshallow") == is_clone, "{}", outcome.text);
+}
+
+/// The tests of the commits run in CI, where a checkout is shallow unless it is told otherwise.
+#[test]
+fn ci_has_the_history() {
+    for file in ["ci.yml", "release.yml"] {
+        let text = fs::read_to_string(repository().join(".github/workflows").join(file)).expect("text");
+        let told = text.matches("- uses: actions/checkout@v4\n        with: {fetch-depth: 0}\n").count();
+        assert_eq!((text.matches("actions/checkout").count(), told), (1, 1), "{file}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 //! Tests that what a page links to and what a comment cites is in the tree.
 
-use build_tests::repository;
+use build_tests::{repository, run};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -10,8 +10,9 @@ use std::process::Command;
 
 /// Returns the files of the repository.
 fn files() -> BTreeSet<String> {
-    let out = Command::new("git").current_dir(repository()).arg("ls-files").output().expect("git");
-    String::from_utf8(out.stdout).expect("UTF-8").lines().map(str::to_string).collect()
+    let listed = run(Command::new("git").current_dir(repository()).arg("ls-files"));
+    assert!(listed.ok, "git: {}", listed.text);
+    listed.text.lines().map(str::to_string).collect()
 }
 
 fn read(file: &str) -> String {

@@ -29,8 +29,8 @@ const PROGRAMS: [Program; 3] = [
     Program { name: "user", dir: "user", takes: 60 },
     Program { name: "peermemctl", dir: "tools/peermemctl", takes: 5 },
 ];
-/// The test that needs a Python package, without which it is skipped.
-const MANIFEST: &str = "kubernetes_takes_the_manifest";
+/// The script that names the tests that have nothing to look at on this machine.
+const NOT_RUN: &str = "mk/not-run.sh";
 /// The gates that are targets of the top Makefile.
 const MAKE_GATES: [&str; 2] = ["lint", "bindings-check"];
 
@@ -62,22 +62,28 @@ pub fn tests<'a, 'b: 'a>(lab: &'a Lab, built: &'a Later<'b, ()>) -> Vec<Job<'a>>
             built.get()?;
             let mut test = cargo_test(lab, program.dir);
             test.arg("--no-fail-fast");
-            let mut skipped = None;
+            let mut skipped = Vec::new();
             if program.dir == "." {
-                test.env("SBOM4RUST", artefacts::sbom4rust(lab)?);
-                match artefacts::kubernetes_validate(lab)? {
-                    Some(folder) => _ = test.env("KUBERNETES_VALIDATE", folder),
-                    None => {
-                        test.args(["--", "--skip", MANIFEST]);
-                        skipped = Some(Found::skipped(
-                            format!("{}/{MANIFEST}", program.name),
-                            "kubernetes-validate cannot be had",
-                        ));
+                let mut not_run = sh::command("sh");
+                not_run.arg(lab.repo.join(NOT_RUN));
+                let tools = [
+                    ("SBOM4RUST", Some(artefacts::sbom4rust(lab)?)),
+                    ("KUBERNETES_VALIDATE", artefacts::kubernetes_validate(lab)?),
+                ];
+                for (name, folder) in tools {
+                    if let Some(folder) = folder {
+                        not_run.env(name, &folder);
+                        test.env(name, folder);
                     }
+                }
+                test.arg("--");
+                for (name, why) in sh::output(&mut not_run)?.lines().filter_map(|line| line.split_once(' ')) {
+                    test.args(["--skip", name]);
+                    skipped.extend(Found::skipped(format!("{}/{name}", program.name), why).tests);
                 }
             }
             let mut found = run(lab, program.name, &mut test)?;
-            found.tests.extend(skipped.into_iter().flat_map(|skipped| skipped.tests));
+            found.tests.extend(skipped);
             Ok(found)
         })
     };
