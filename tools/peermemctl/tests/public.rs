@@ -48,7 +48,7 @@ const fn case(
     Case { tree, exits, said, unsaid }
 }
 
-static CASES: [Case; 551] = [
+static CASES: [Case; 554] = [
     // What the image of a node, its kind or its modprobe does not have.
     case(
         "public-fabric-modules-not-installed",
@@ -1320,6 +1320,27 @@ static CASES: [Case; 551] = [
         &["NOT USABLE"],
     ),
     case("public-same-versions", (0, 0), &["was built against the installed ib_core, nvidia"], &["fix:"]),
+    case(
+        "public-no-versions",
+        (1, 0),
+        &[
+            "has no version of 1 symbol of the installed ib_core and 2 symbols of the installed nvidia",
+            "make clean; make; make install",
+        ],
+        &["NOT USABLE"],
+    ),
+    case(
+        "public-no-versions-of-driver",
+        (1, 0),
+        &["has no version of 2 symbols of the installed nvidia, as", "nvidia_p2p_get_pages_persistent in /lib/modules/"],
+        &["NOT USABLE", "of the installed ib_core"],
+    ),
+    case(
+        "public-no-versions-of-packed-driver",
+        (1, 0),
+        &["has no version of 2 symbols of the installed nvidia, as", "updates/nvidia.ko.xz"],
+        &["NOT USABLE", "of the installed ib_core"],
+    ),
     // NICs and what they share.
     case(
         "public-ionic",

@@ -170,23 +170,32 @@ fn vermagic(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check
 pub(super) const REBUILD: &str = "rebuild it against what is installed now: make clean; make; make install";
 
 /// Compares the versions of symbols that the file wants with those that the installed RDMA core and GPU driver
-/// export: the loader refuses others. What the kernel itself exports stands in no file that is sure to be of the
-/// running one.
+/// export: the loader refuses others, and takes a symbol unseen for which the file has none. What the kernel
+/// itself exports stands in no file that is sure to be of the running one.
 fn versions(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check> {
     const ID: &str = "module.versions";
-    let mut same = Vec::new();
+    let (mut same, mut without) = (Vec::new(), Vec::new());
     for name in module_file::PROVIDERS {
+        let Some(path) = module_file::chosen(machine.root, release, name) else { continue };
         // A packed nvidia.ko takes seconds to unpack.
-        let path = module_file::chosen(machine.root, release, name);
-        let path = path.filter(|path| name != "nvidia" || path.ends_with(".ko"));
-        let Some(provider) = path.and_then(|path| ModuleFile::read(machine.root, &path).ok()) else { continue };
+        if name == "nvidia" && !path.ends_with(".ko") {
+            without.extend(without_any(file).map(|symbols| (name, path, symbols)));
+            continue;
+        }
+        let Ok(provider) = ModuleFile::read(machine.root, &path) else { continue };
         let both = || {
             file.versions.iter().filter_map(|(symbol, wanted)| Some((symbol, wanted, provider.exports.get(symbol)?)))
         };
         let others: Vec<&str> =
             both().filter(|(_, wanted, has)| wanted != has).map(|(symbol, ..)| symbol.as_str()).collect();
         let Some(first) = others.first() else {
-            same.extend(both().next().map(|_| name));
+            let imported = file.needs.iter().filter(|symbol| provider.exports.contains_key(*symbol));
+            let symbols: Vec<&str> =
+                imported.filter(|symbol| !file.versions.contains_key(*symbol)).map(String::as_str).collect();
+            match symbols.is_empty() {
+                true => same.extend(both().next().map(|_| name)),
+                false => without.push((name, provider.path, symbols)),
+            }
             continue;
         };
         let loaded = machine.root.line(&format!("/sys/module/{name}/srcversion"));
@@ -202,10 +211,34 @@ fn versions(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check
         let check = Check::fail_unless(works(machine) || is_another, ID, message, REBUILD);
         return Some(check.seen(format!("versions of {first} in {} and {}", file.path, provider.path)));
     }
+    // What is not this project's is not rebuilt by its make.
+    if !without.is_empty() && file.maker() == Maker::Ours {
+        let of = |(name, _, symbols): &(&str, String, Vec<&str>)| {
+            format!("{} of the installed {name}", text::count(symbols.len(), "symbol"))
+        };
+        let message = format!(
+            "the module file has no version of {}, as when it is built where that is not seen: the kernel takes it unchecked, and does not notice if it does not fit",
+            without.iter().map(of).collect::<Vec<_>>().join(" and ")
+        );
+        let check = Check::warn(ID, message, REBUILD);
+        return Some(without.iter().fold(check, |check, (_, path, symbols)| {
+            check.seen(format!("{} in {} and not in __versions of {}", symbols.join(", "), path, file.path))
+        }));
+    }
     (!same.is_empty()).then(|| {
         Check::ok(ID, format!("the module file was built against the installed {}", same.join(", ")))
             .seen(format!("__versions of {}, __crc_ symbols of the others", file.path))
     })
+}
+
+/// Returns the symbols of nvidia.ko that a file needs, if it has a version of none, although its kernel has
+/// versions: then the driver exports each with one.
+fn without_any(file: &ModuleFile) -> Option<Vec<&str>> {
+    let has_versions = |vermagic: &str| vermagic.split_ascii_whitespace().any(|word| word == "modversions");
+    let symbols: Vec<&str> =
+        file.needs.iter().map(String::as_str).filter(|symbol| symbol.starts_with("nvidia_p2p_")).collect();
+    let is_without = !symbols.is_empty() && !symbols.iter().any(|symbol| file.versions.contains_key(*symbol));
+    (is_without && file.field("vermagic").is_some_and(has_versions)).then_some(symbols)
 }
 
 /// Reports NVIDIA's empty module file. NVIDIA's build leaves out the whole client when it did not
