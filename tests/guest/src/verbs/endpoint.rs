@@ -7,15 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::queue::{CompletionQueue, QueuePair};
-use super::{sys, Mr, Pd, Status};
+use verbs as sys;
 
-/// Memory that another process registered, with the address and key that it sent.
-#[derive(Debug, Clone, Copy)]
-pub struct Remote {
-    pub addr: u64,
-    pub rkey: u32,
-}
+use super::device::Pd;
+use super::queue::{CompletionQueue, QueuePair, Remote, Status};
+use super::region::Mr;
 
 /// A queue pair with a completion queue of its own.
 pub struct Endpoint(QueuePair);

@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 
-use super::queue::{CompletionQueue, QueuePair};
-use super::{sys, Completion, Mr, Pd, Remote, Status, PATIENCE};
+use verbs as sys;
+
+use super::device::Pd;
+use super::queue::{Completion, CompletionQueue, QueuePair, Remote, Status, PATIENCE};
+use super::region::Mr;
 
 /// Two connected RC queue pairs on the same device with one completion queue. Each receives what
 /// the other sends.

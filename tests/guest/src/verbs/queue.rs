@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Completion queues and queue pairs, of which [`Loopback`](super::Loopback) and
-//! [`Endpoint`](super::Endpoint) are made.
+//! Completion queues and queue pairs, of which loopbacks and endpoints are made.
 
 use std::ffi::c_int;
 use std::io;
@@ -11,7 +10,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 
-use super::{check, sys, Device, Mr, Pd, Remote, Status, FULL_ACCESS, PORT, REMOTE_ATOMIC};
+use verbs as sys;
+
+use super::device::{check, Device, Pd, PORT};
+use super::region::{Mr, FULL_ACCESS, REMOTE_ATOMIC};
+
+pub use sys::ibv_wc_status as Status;
+
+/// The time that a single request may take on a debug kernel under emulation.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Memory that another process registered, with the address and key that it sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Remote {
+    pub addr: u64,
+    pub rkey: u32,
+}
 
 /// The end of a work request.
 #[derive(Debug, Clone, Copy)]

@@ -8,7 +8,10 @@ use std::mem::{size_of, ManuallyDrop};
 use std::os::fd::FromRawFd;
 use std::sync::Arc;
 
-use super::{sys, Mr, Pd};
+use verbs as sys;
+
+use super::device::Pd;
+use super::region::Mr;
 
 /// The changes. What is `None` stays.
 #[derive(Default, Clone, Copy)]

@@ -7,7 +7,12 @@ use std::sync::Arc;
 
 use anyhow::{ensure, Result};
 
-use super::{check, sys, Loopback, Mr, Pd, Status, PATIENCE, REMOTE_READ, REMOTE_WRITE};
+use verbs as sys;
+
+use super::device::{check, Pd};
+use super::loopback::Loopback;
+use super::queue::{Status, PATIENCE};
+use super::region::{Mr, REMOTE_READ, REMOTE_WRITE};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WindowType {

@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure, Result};
 
-use super::queue::sge;
-use super::{sys, Loopback, Mr, Status, PATIENCE};
+use verbs as sys;
+
+use super::loopback::Loopback;
+use super::queue::{sge, Status, PATIENCE};
+use super::region::Mr;
 
 /// One kind of work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
