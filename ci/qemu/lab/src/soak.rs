@@ -115,27 +115,13 @@ const JSON: &str = "build/soak.json";
 
 const HEAD: &str = "# What was soaked
 
-Each line is the last run of that boot (or of `tests/host`, `tests/packages`, `tests/faults/boot`)
-by `make soak`, which writes it; `make soak ONLY=<boot>` repeats it. Seconds are those of an
-emulated machine with another beside it. (Commits that this history lacks are parts of later ones.
-Boots had other names up to 343c0de.)
+Each line is a run of `make soak`, which writes it, and names the boots (or `tests/host` as `models`,
+`tests/packages`, `tests/faults/boot` as `planted`) that have not run again since, each with the
+number of its tests that passed. `make soak ONLY=<boot>` repeats one. (Commits that this history lacks
+are parts of later ones. Boots had other names up to 343c0de.)
 
 ";
-const RUNS: [&str; 9] = ["boot", "date", "commit", "machine", "passed", "failed", "seconds", "seed", "of NVIDIA's"];
-/// Fills the last column of runs that were made before there was one.
-const NOT_RECORDED: &str = "not recorded";
-
-const DEEDS: &str = "
-## What storms and the fuzzer did
-
-Counted by all of their processes, in each mode of those runs. `hca_lost`: how often a process lost
-its NIC.
-
-";
-const COUNTS: [&str; 4] = ["boot", "mode", "seconds", "counted"];
-
-/// The guest's result rows that are recorded.
-const COUNTED: [&str; 2] = ["storm", "fuzz"];
+const COLUMNS: [&str; 6] = ["date", "commit", "machine", "seed", "of NVIDIA's", "boots"];
 
 impl<'a> Record<'a> {
     fn new(lab: &'a Lab, jobs: Vec<&'a str>) -> Result<Self> {
@@ -169,44 +155,35 @@ impl<'a> Record<'a> {
             self.lab.write(&file, &text)?;
         }
         let old = read(FILE);
-        let [passed, failed, seconds] = [passed, failed, one.seconds as usize].map(|n| n.to_string());
         let nvidia = if one.found.nvidia.is_empty() { "–".to_string() } else { parts::line(&one.found.nvidia) };
-        let words = [&one.name, &self.date, &self.commit, &self.machine, &passed, &failed, &seconds, seed, &nvidia];
-        let rows = COUNTED.iter().filter_map(|name| one.found.json.get(*name)).flatten();
-        let counted = rows.map(|row| counted(&one.name, row)).collect();
-        self.lab.write(FILE, &merged(&old, words.map(str::to_string).to_vec(), counted, &self.jobs))
+        let run = [&self.date, &self.commit, &self.machine, seed, &nvidia].map(str::to_string);
+        let failed = if failed == 0 { String::new() } else { format!(" and **{failed} failed**") };
+        self.lab.write(FILE, &merged(&old, run.to_vec(), &one.name, &format!("{passed}{failed}"), &self.jobs))
     }
 }
 
-/// Returns the cells that say what a storm or the fuzzer did in one mode.
-fn counted(boot: &str, row: &Value) -> Vec<String> {
-    let counts = row["counts"].as_object().into_iter().flatten().map(|(name, n)| format!("{name} {n}"));
-    let mode = row["mode"].as_str().unwrap_or_default();
-    vec![boot.to_string(), mode.to_string(), row["seconds"].to_string(), counts.collect::<Vec<_>>().join(", ")]
-}
-
-/// Returns the record with this run added and the boot's counts replaced, and a sentence about
-/// which of `all` have no entry.
-fn merged(old: &str, run: Vec<String>, counted: Vec<Vec<String>>, all: &[&str]) -> String {
-    let (runs, deeds) = old.split_once(DEEDS).unwrap_or((old, ""));
-    let boot = run[0].clone();
-    let with = |old: &str, new: Vec<Vec<String>>| {
-        let others = page::rows(old).filter(|row| row[0] != boot && row[0] != RUNS[0]);
-        let whole = |mut row: Vec<String>| {
-            if row.len() == RUNS.len() - 1 {
-                row.push(NOT_RECORDED.to_string());
-            }
-            row
-        };
-        let mut rows: Vec<_> = others.map(whole).chain(new).collect();
-        rows.sort_unstable();
-        rows
-    };
-    let (runs, deeds) = (with(runs, vec![run]), with(deeds, counted));
-    let missing = all.iter().filter(|name| !runs.iter().any(|run| run[0] == **name));
+/// Returns the record with this boot in the line of its run, and a sentence about which of `all` have
+/// no entry.
+fn merged(old: &str, run: Vec<String>, boot: &str, result: &str, all: &[&str]) -> String {
+    let mut runs: BTreeMap<Vec<String>, BTreeMap<String, String>> = BTreeMap::new();
+    for mut row in page::rows(old).filter(|row| row[0] != COLUMNS[0]) {
+        let boots = row.pop().unwrap_or_default();
+        let boots = boots.split("; ").filter_map(|entry| entry.strip_prefix('`')?.split_once("` "));
+        runs.insert(
+            row,
+            boots.filter(|(name, _)| *name != boot).map(|(a, b)| (a.to_string(), b.to_string())).collect(),
+        );
+    }
+    runs.entry(run).or_default().insert(boot.to_string(), result.to_string());
+    let missing = all.iter().filter(|name| !runs.values().any(|boots| boots.contains_key(**name)));
     let missing: Vec<String> = missing.map(|name| format!("`{name}`")).collect();
     let end = if missing.is_empty() { String::new() } else { format!("\nNot soaked yet: {}.\n", missing.join(", ")) };
-    format!("{HEAD}{}{end}{DEEDS}{}", page::table(&RUNS, runs), page::table(&COUNTS, deeds))
+    let lines = runs.into_iter().rev().filter(|(_, boots)| !boots.is_empty()).map(|(mut line, boots)| {
+        let boots = boots.iter().map(|(name, result)| format!("`{name}` {result}"));
+        line.push(boots.collect::<Vec<_>>().join("; "));
+        line
+    });
+    format!("{HEAD}{}{end}", page::table(&COLUMNS, lines))
 }
 
 #[cfg(test)]
@@ -215,25 +192,23 @@ mod tests {
     use lab::ktap::Test;
 
     #[test]
-    fn a_boot_has_one_line_and_others_keep_theirs() {
+    fn a_boot_stands_in_the_line_of_its_last_run() {
+        let run = |date: &str| [date, "a", "m", "5", "–"].map(str::to_string).to_vec();
         let all = ["suites", "storm", "models"];
-        let run = |line: &str| page::rows(line).next().unwrap();
-        let deed = |n: u64| vec![counted("suites", &json!({"mode": "legacy", "seconds": 8, "counts": {"kill": n}}))];
-        let first = merged("", run("| suites | 2026-01-01 | a | m | 1 | 0 | 9 | 5 | front 1 |"), deed(2), &all);
-        assert!(first.contains("\nNot soaked yet: `storm`, `models`.\n"));
-        let both = merged(&first, run("| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 |"), Vec::new(), &all[..2]);
-        assert!(both.ends_with("|---|\n| suites | legacy | 8 | kill 2 |\n"), "{both}");
-        let all = ["suites", "models"];
-        let again = merged(&both, run("| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 | front 2 |"), deed(3), &all);
-        let rows: Vec<&str> = again.lines().filter(|l| l.starts_with("| ") && l.contains("2026")).collect();
-        assert_eq!(
-            rows,
-            [
-                "| models | 2026-01-02 | b | m | 2 | 0 | 9 | 1-6 | not recorded |",
-                "| suites | 2026-01-03 | c | m | 3 | 1 | 9 | 7 | front 2 |"
-            ]
+        let first = merged("", run("2026-01-01"), "suites", "1", &all);
+        assert!(first.ends_with("\n\nNot soaked yet: `storm`, `models`.\n"), "{first}");
+        let both = merged(&first, run("2026-01-01"), "storm", "2 and **1 failed**", &all[..2]);
+        assert!(
+            both.starts_with(HEAD)
+                && both.ends_with("|---|\n| 2026-01-01 | a | m | 5 | – | `storm` 2 and **1 failed**; `suites` 1 |\n"),
+            "{both}"
         );
-        assert!(again.starts_with(HEAD) && again.ends_with("|---|\n| suites | legacy | 8 | kill 3 |\n"), "{again}");
+        let again = merged(&both, run("2026-01-02"), "suites", "3", &all[..2]);
+        let rows: Vec<&str> = again.lines().filter(|line| line.contains("2026")).collect();
+        let old = "| 2026-01-01 | a | m | 5 | – | `storm` 2 and **1 failed** |";
+        assert_eq!(rows, ["| 2026-01-02 | a | m | 5 | – | `suites` 3 |", old]);
+        let last = merged(&again, run("2026-01-02"), "storm", "3", &all[..2]);
+        assert!(!last.contains("2026-01-01"), "a line without boots stays: {last}");
     }
 
     #[test]
