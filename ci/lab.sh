@@ -28,8 +28,11 @@ NVPM_TARGET=$cache/lab "$checkout/ci/cargo.sh" ci/qemu build $quiet --locked -p 
 		echo "lab: no space is left on the disk of $cache: free some, or set NVPM_CACHE to a folder on another disk" >&2
 	exit 1
 }
+# A command of this checkout that runs meanwhile starts the file by this name, so it is replaced in one
+# step.
 for file in lab $program; do
-	cp --remove-destination "$cache/lab/debug/$file" "$checkout/build/bin/$file"
+	cp "$cache/lab/debug/$file" "$checkout/build/bin/.$file"
+	mv -f "$checkout/build/bin/.$file" "$checkout/build/bin/$file"
 done
 exec 9>&-
 exec "$checkout/build/bin/$program" "$@"

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Tests what Ctrl-C, a full disk and another apt do to what fetches and builds: it prints one
-//! line, and takes nothing half made for whole.
+//! line, and takes nothing half made for whole. Also what two commands at once do to each other.
 
 use build_tests::{program, repository, run};
 use std::fs;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -187,4 +188,35 @@ fn a_full_disk_leaves_the_former_libraries_and_tools() {
         assert!(dir.path().join("tools/operators").join(file).exists(), "{file}");
     }
     assert!(!dir.path().join("tools/operators/nvsentinel/Dockerfile").exists());
+}
+
+/// A run of `make` starts the lab's program again and again, also while another command of the checkout
+/// begins. The program is long here, so that writing it takes a while.
+#[test]
+fn the_labs_program_can_be_started_while_another_command_begins() {
+    let dir = TempDir::new().expect("temporary folder");
+    let made = dir.path().join("cache/lab/debug/lab");
+    fs::create_dir_all(made.parent().expect("a folder")).expect("folder");
+    fs::create_dir_all(dir.path().join("ci")).expect("folder");
+    fs::copy("/bin/true", &made).expect("file");
+    let rest = vec![1; 64 << 20];
+    fs::OpenOptions::new().append(true).open(&made).and_then(|mut file| file.write_all(&rest)).expect("file");
+    fs::copy(repository().join("ci/lab.sh"), dir.path().join("ci/lab.sh")).expect("file");
+    fs::copy("/bin/true", dir.path().join("ci/cargo.sh")).expect("file");
+    let begin = || {
+        let mut lab = Command::new(dir.path().join("ci/lab.sh"));
+        let outcome = run(lab.env("NVPM_CACHE", dir.path().join("cache")));
+        assert!(outcome.ok, "{}", outcome.text);
+    };
+    begin();
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| (0..5).for_each(|_| begin()));
+        let mut starts = 0;
+        while !others.is_finished() {
+            let status = Command::new(dir.path().join("build/bin/lab")).status();
+            assert!(status.as_ref().is_ok_and(std::process::ExitStatus::success), "start {starts}: {status:?}");
+            starts += 1;
+        }
+        assert!(starts > 10, "only {starts} starts");
+    });
 }
