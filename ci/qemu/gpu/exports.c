@@ -10,7 +10,6 @@
  * fault is for the module's defences alone.
  */
 #include <linux/error-injection.h>
-#include <linux/xarray.h>
 
 #include "nv-linux.h"
 #include "nv-p2p.h"
@@ -24,14 +23,6 @@
 #else
 #define NVLAB_EXPORT(name)	EXPORT_SYMBOL_GPL(name)
 #endif
-
-/* The callback of each revocable get that is under way, by its task. */
-static DEFINE_XARRAY(gets);
-
-struct nvlab_callback *nvlab_callback_of_get(void)
-{
-	return xa_load(&gets, (unsigned long)current);
-}
 
 static void call_client(const struct nvlab_callback *callback)
 {
@@ -68,10 +59,10 @@ static int get(u64 token, u32 va_space, u64 va, u64 len, struct nvidia_p2p_page_
 		return -ENOMEM;
 	callback->client = free_callback;
 	callback->client_data = data;
-	err = xa_err(xa_store(&gets, (unsigned long)current, callback, GFP_KERNEL));
+	err = nvlab_front_get_begins(callback);
 	if (!err) {
 		err = nvidia_front_get_pages(token, va_space, va, len, table, call, callback);
-		xa_erase(&gets, (unsigned long)current);
+		nvlab_front_get_ends();
 	}
 	/* After a success, the callback belongs to the table, which may be gone already. */
 	if (err)
@@ -146,7 +137,7 @@ noinline int nvidia_p2p_put_pages_persistent(uint64_t va, struct nvidia_p2p_page
 	err = nvidia_front_put_pages_persistent(va, table, flags);
 	/* If a pin could not be put, nobody frees its table. */
 	if (err && table && !flags)
-		nvlab_p2p_leak(table);
+		nvlab_table_lost(table);
 	nvlab_hold(NVLAB_H_PPUT_AFTER);
 	ended(err, NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES, NVLAB_ACCOUNT_PUT_NS, start);
 	return err;
@@ -162,10 +153,10 @@ noinline int nvidia_p2p_dma_map_pages(struct pci_dev *peer, struct nvidia_p2p_pa
 
 	nvlab_count(NVLAB_ACCOUNT_DMA_MAPS);
 	/* After the call the table may be gone, and the mapping with it. */
-	nvlab_front_mapped(table, 1);
+	nvlab_table_mapped(table, 1);
 	err = nvidia_front_dma_map_pages(peer, table, mapping);
 	if (err)
-		nvlab_front_mapped(table, -1);
+		nvlab_table_mapped(table, -1);
 	nvlab_add_since(NVLAB_ACCOUNT_MAP_NS, start);
 	return err;
 }
@@ -181,7 +172,7 @@ noinline int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 	 * nv-p2p.c also returns 0 if there is no such mapping. That shows only if the table has
 	 * none.
 	 */
-	unsigned int before = nvlab_p2p_mappings(table);
+	unsigned int before = nvlab_table_mappings(table);
 	bool lacks = nvlab_fault(NVLAB_F_UNMAP_NOMEM);
 	int err;
 
@@ -191,7 +182,7 @@ noinline int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 	if (lacks)
 		nvlab_front_unmaps(false);
 	if (!err && before)
-		nvlab_front_mapped(table, -1);
+		nvlab_table_mapped(table, -1);
 	nvlab_count(NVLAB_ACCOUNT_DMA_UNMAPS);
 	nvlab_add_since(NVLAB_ACCOUNT_UNMAP_NS, start);
 	return err;

@@ -59,10 +59,8 @@ void *nvidia_stack_t_cache;	/* of the alternative stack, which is not in use */
 nv_linux_state_t *nv_linux_devices;
 struct semaphore nv_linux_devices_lock = __SEMAPHORE_INITIALIZER(nv_linux_devices_lock, 1);
 
-/* Live DMA mappings of each table, by its address. */
-static DEFINE_XARRAY(mappings);
-/* Tables that nobody will free any more, by their address. */
-static DEFINE_XARRAY(leaked);
+/* The callback of each revocable get that is under way, by its task. */
+static DEFINE_XARRAY(gets);
 /* The struct nvlab_callback of each table, while it may be called. */
 static DEFINE_XARRAY(callbacks);
 /* The task that has a pin and allocates its table next, for the fault get_nomem 2. */
@@ -352,37 +350,22 @@ static NvU8 *uuid_new(const struct nvlab_gpu *gpu)
 	return memcpy(uuid, gpu->uuid, NVLAB_UUID_LEN);
 }
 
-/* --- what hangs on a table, by its address --- */
+/* --- callbacks --- */
 
-void nvlab_front_mapped(void *table, int by)
+int nvlab_front_get_begins(struct nvlab_callback *callback)
 {
-	unsigned long key = (unsigned long)table, before, after;
-	void *entry;
-
-	xa_lock(&mappings);
-	entry = xa_load(&mappings, key);
-	before = entry ? xa_to_value(entry) : 0;
-	/* A table that was freed meanwhile has been forgotten. */
-	after = by > 0 || (by < 0 && before) ? before + by : 0;
-	if (!after)
-		__xa_erase(&mappings, key);
-	else if (xa_is_err(__xa_store(&mappings, key, xa_mk_value(after), GFP_ATOMIC)))
-		after = before;
-	xa_unlock(&mappings);
-	nvlab_add(NVLAB_ACCOUNT_LIVE_MAPPINGS, (s64)after - (s64)before);
+	return xa_err(xa_store(&gets, (unsigned long)current, callback, GFP_KERNEL));
 }
 
-unsigned int nvlab_p2p_mappings(void *table)
+void nvlab_front_get_ends(void)
 {
-	void *entry = xa_load(&mappings, (unsigned long)table);
-
-	return entry ? xa_to_value(entry) : 0;
+	xa_erase(&gets, (unsigned long)current);
 }
 
-void nvlab_p2p_leak(void *table)
+/* Returns the callback of the get that this task is in. */
+static struct nvlab_callback *callback_of_get(void)
 {
-	nvlab_count(NVLAB_ACCOUNT_LEAKED_TABLES);
-	xa_store(&leaked, (unsigned long)table, table, GFP_KERNEL);
+	return xa_load(&gets, (unsigned long)current);
 }
 
 /* Calls nv-p2p.c's callback. RM calls this when memory is freed. */
@@ -396,7 +379,7 @@ static void called(void *data)
 	 * A new table may have the same address by now. The RM API lock keeps it from being mapped
 	 * yet.
 	 */
-	nvlab_front_mapped(callback->table, 0);
+	nvlab_table_mapped(callback->table, 0);
 	nvlab_hold(NVLAB_H_CALLBACK_AFTER);
 	kfree(callback);
 }
@@ -404,10 +387,10 @@ static void called(void *data)
 /* Forgets a table that was put: its callback will not be called. */
 static void table_put(void *table)
 {
-	xa_erase(&leaked, (unsigned long)table);
+	nvlab_table_found(table);
 	nvlab_front_poison(table);
 	kfree(xa_erase(&callbacks, (unsigned long)table));
-	nvlab_front_mapped(table, 0);
+	nvlab_table_mapped(table, 0);
 }
 
 /* --- resource manager: pins --- */
@@ -496,7 +479,7 @@ NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, NvU64 token, 
 					       NvU64 len, void *table,
 					       void (*callback)(void *), void *data)
 {
-	struct nvlab_callback *ours = nvlab_callback_of_get();
+	struct nvlab_callback *ours = callback_of_get();
 	int err;
 
 	nvlab_hold(NVLAB_H_GET_FILLED);
@@ -534,8 +517,8 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, NvU64 token, NvU32 va
 	err = nvlab_rm_put(&start, table, &len);
 	nvlab_hold(NVLAB_H_PUT_AFTER);
 	/* Memory that was freed during a get has no pin to put, and nv-p2p.c forgets the table. */
-	if (err == -ENOENT && nvlab_callback_of_get())
-		nvlab_p2p_leak(table);
+	if (err == -ENOENT && callback_of_get())
+		nvlab_table_lost(table);
 	else if (err == -ENOENT)
 		nvlab_count(NVLAB_ACCOUNT_PUTS_NOT_FOUND);
 	if (err)
@@ -790,23 +773,23 @@ int nvlab_p2p_init(void)
 	return nvidia_p2p_page_t_cache ? 0 : -ENOMEM;
 }
 
+static void lost_table_free(void *table)
+{
+	nvlab_odd_mend(table);
+	nv_p2p_free_platform_data(table);
+}
+
 void nvlab_p2p_exit(void)
 {
 	struct list_head *spare, *next;
 	struct nvlab_callback *callback;
 	unsigned long key;
-	void *table;
 
 	/* Nobody is left to race with. */
 	xa_for_each(&callbacks, key, callback)
 		kfree(callback);
 	xa_destroy(&callbacks);
-	xa_destroy(&mappings);
-	xa_for_each(&leaked, key, table) {
-		nvlab_odd_mend(table);
-		nv_p2p_free_platform_data(table);
-	}
-	xa_destroy(&leaked);
+	nvlab_tables_exit(lost_table_free);
 	list_for_each_safe(spare, next, &spares)
 		kfree(spare);
 	kmem_cache_destroy(nvidia_p2p_page_t_cache);

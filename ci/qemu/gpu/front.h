@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Declares what NVIDIA's own files, the files below them (front.c, front_dmabuf.c) and the file
- * above them (exports.c) call in each other.
+ * Declares what NVIDIA's own files call in those below them (front.c, front_dmabuf.c), and what the
+ * file above them (exports.c) calls in both.
  */
 #ifndef NVLAB_FRONT_H
 #define NVLAB_FRONT_H
@@ -48,14 +48,12 @@ struct nvlab_callback {
 	void *table;
 };
 
-/* Returns the callback of the get that this task is in. */
-struct nvlab_callback *nvlab_callback_of_get(void);
+/* Keep the callback of the revocable get that this task is in, until nv-p2p.c registers it. */
+int nvlab_front_get_begins(struct nvlab_callback *callback);
+void nvlab_front_get_ends(void);
 
 /* Says whether the fault unmap_nomem strikes while this task unmaps pages. */
 void nvlab_front_unmaps(bool without_memory);
-
-/* Moves the number of live mappings of @table by one, or with 0 forgets the table. */
-void nvlab_front_mapped(void *table, int by);
 
 /*
  * Overwrites the page records of a table that is freed next. In the odd flavour it mends the table,

@@ -1,99 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What a test sees and steers, all of it the lab's own and not NVIDIA's: text
- * files in /sys/kernel/debug/nvidia_lab/. The table of each file is below, with
- * what its names mean.
- *
- * A write may hold several lines; each line is one command. An unknown name or
- * a bad value is -EINVAL, and the lines before it stay in force. Numbers are
- * decimal or hexadecimal with 0x.
+ * What a test steers: settings, costs, faults and hold points, which the files of the driver ask
+ * about, and its counters. debugfs.c reads and writes them.
  */
 #define pr_fmt(fmt) "nvidia_lab: " fmt
 
-#include <linux/crc32.h>
-#include <linux/debugfs.h>
 #include <linux/delay.h>
 #include <linux/ktime.h>
 #include <linux/math64.h>
-#include <linux/mm.h>
-#include <linux/module.h>
 #include <linux/seq_file.h>
 #include <linux/sizes.h>
-#include <linux/slab.h>
 #include <linux/string.h>
-#include <linux/uaccess.h>
 #include <linux/wait.h>
 
 #include "nvlab.h"
 
-#define LOG_MAX		256
 #define HOLD_MAX	(50 * HZ)
-#define MAX_WORDS	3
-#define MAX_WRITE	4096
-
-/*
- * --- accounting: a line "name value" each ---
- *
- * Write "reset" to zero the counters (not the gauges), "forget_leaked" to zero
- * leaked_tables, "shut_down_idle" to end the pins of GPUs that nobody holds
- * open: those whose put has failed, "forgive" to end an unbind that waits for a
- * persistent pin, "use_gpu" to take the GPU lock alone, as an interrupt's work does:
- * hold point gpu_busy. After a test these must be 0: live_pins, live_persistent,
- * live_dma_bufs, live_mappings, live_allocations, bar1_used, leaked_tables,
- * callbacks_running, violations.
- */
 
 atomic64_t nvlab_accounting[NVLAB_ACCOUNT_COUNT];
-
-static const char * const counter_names[NVLAB_ACCOUNT_COUNT] = {
-	/* Gauges. */
-	[NVLAB_ACCOUNT_LIVE_PINS] = "live_pins",	/* revocable pins */
-	[NVLAB_ACCOUNT_LIVE_PERSISTENT] = "live_persistent",
-	/* DMA mappings made by dma_map_pages, and handles of dma-bufs that are mapped */
-	[NVLAB_ACCOUNT_LIVE_MAPPINGS] = "live_mappings",
-	/* memory not yet given back: held by a handle, a persistent pin or a dma-buf */
-	[NVLAB_ACCOUNT_LIVE_ALLOCATIONS] = "live_allocations",
-	[NVLAB_ACCOUNT_LIVE_CLIENTS] = "live_clients",	/* open /dev/nvidiactl */
-	/* until the file and its attachments are gone */
-	[NVLAB_ACCOUNT_LIVE_DMA_BUFS] = "live_dma_bufs",
-	[NVLAB_ACCOUNT_BAR1_USED] = "bar1_used",	/* bytes that extents map */
-	[NVLAB_ACCOUNT_MEMORY_USED] = "memory_used",
-	/* kernel memory of the page tables; what that takes in differs by flavour */
-	[NVLAB_ACCOUNT_TABLE_BYTES] = "table_bytes",
-	/* tables lost by nv-p2p.c's own bug, as nvlab-selftest's gaps shows */
-	[NVLAB_ACCOUNT_LEAKED_TABLES] = "leaked_tables",
-	[NVLAB_ACCOUNT_CALLBACKS_RUNNING] = "callbacks_running",
-	/* Counters. */
-	[NVLAB_ACCOUNT_GETS] = "gets",
-	[NVLAB_ACCOUNT_GET_FAILURES] = "get_failures",
-	[NVLAB_ACCOUNT_PUTS] = "puts",	/* all calls */
-	[NVLAB_ACCOUNT_PUTS_NOT_FOUND] = "puts_not_found",	/* returned 0 and did nothing */
-	[NVLAB_ACCOUNT_PUT_FAILURES] = "put_failures",
-	[NVLAB_ACCOUNT_PERSISTENT_GETS] = "persistent_gets",
-	[NVLAB_ACCOUNT_PERSISTENT_GET_FAILURES] = "persistent_get_failures",
-	[NVLAB_ACCOUNT_PERSISTENT_PUTS] = "persistent_puts",
-	[NVLAB_ACCOUNT_PERSISTENT_PUT_FAILURES] = "persistent_put_failures",
-	[NVLAB_ACCOUNT_DMA_MAPS] = "dma_maps",
-	/* of the tables that dma_map_pages mapped */
-	[NVLAB_ACCOUNT_MAPPED_PAGES] = "mapped_pages",
-	[NVLAB_ACCOUNT_DMA_UNMAPS] = "dma_unmaps",
-	[NVLAB_ACCOUNT_DMA_BUFS] = "dma_bufs",	/* exported */
-	[NVLAB_ACCOUNT_DMA_BUF_MAPS] = "dma_buf_maps",	/* of handles */
-	[NVLAB_ACCOUNT_CALLBACKS] = "callbacks",
-	/* calls by the owner of the RM API lock, answered -EIO */
-	[NVLAB_ACCOUNT_REENTRIES] = "reentries",
-	/* NIC accesses to a page of BAR1 that no extent maps */
-	[NVLAB_ACCOUNT_VIOLATIONS] = "violations",
-	[NVLAB_ACCOUNT_ALLOCS] = "allocs",
-	[NVLAB_ACCOUNT_FREES] = "frees",
-	/* get_ns to unmap_ns: in all exported calls of that kind */
-	[NVLAB_ACCOUNT_GET_NS] = "get_ns",
-	[NVLAB_ACCOUNT_PUT_NS] = "put_ns",
-	[NVLAB_ACCOUNT_MAP_NS] = "map_ns",
-	[NVLAB_ACCOUNT_UNMAP_NS] = "unmap_ns",
-	[NVLAB_ACCOUNT_CALLBACK_NS] = "callback_ns",	/* in clients' free callbacks */
-	[NVLAB_ACCOUNT_API_LOCK_HELD_NS] = "api_lock_held_ns",
-};
 
 /*
  * --- config and cost: a line "name value" each; "reset" restores the defaults ---
@@ -280,6 +204,49 @@ static int setting_write(struct setting *table, unsigned int count, int words,
 	return 0;
 }
 
+static void settings_show(struct seq_file *s, const struct setting *table,
+			  unsigned int count)
+{
+	unsigned int i;
+
+	for (i = 0; i < count; i++)
+		seq_printf(s, "%s %llu\n", table[i].name,
+			   READ_ONCE(table[i].value));
+}
+
+static int config_show(struct seq_file *s, void *unused)
+{
+	settings_show(s, config, NVLAB_C_COUNT);
+	return 0;
+}
+
+static int config_write(int words, char **word)
+{
+	return setting_write(config, NVLAB_C_COUNT, words, word);
+}
+
+static int cost_show(struct seq_file *s, void *unused)
+{
+	settings_show(s, cost, NVLAB_T_COUNT);
+	return 0;
+}
+
+static int cost_write(int words, char **word)
+{
+	if (words == 1 && !strcmp(word[0], "v100")) {
+		/* As published for a V100 (gdrcopy, PR 129). */
+		WRITE_ONCE(cost[NVLAB_T_PIN_BASE].value, 68000);
+		WRITE_ONCE(cost[NVLAB_T_PIN_GIB].value, 3100000);
+		WRITE_ONCE(cost[NVLAB_T_UNPIN_BASE].value, 38000);
+		WRITE_ONCE(cost[NVLAB_T_UNPIN_GIB].value, 1600000);
+		return 0;
+	}
+	return setting_write(cost, NVLAB_T_COUNT, words, word);
+}
+
+const struct nvlab_file nvlab_config_file = { "config", config_show, config_write };
+const struct nvlab_file nvlab_cost_file = { "cost", cost_show, cost_write };
+
 /*
  * --- faults ---
  *
@@ -460,6 +427,8 @@ static int faults_show(struct seq_file *s, void *unused)
 	return 0;
 }
 
+const struct nvlab_file nvlab_faults_file = { "faults", faults_show, faults_write };
+
 /*
  * --- holds: hold points ---
  *
@@ -601,378 +570,4 @@ static int holds_show(struct seq_file *s, void *unused)
 	return 0;
 }
 
-/*
- * --- allocations and chunks: the last 256, oldest first ---
- *
- * id=7 pid=123 comm=ib_write_bw gpu=0 va=0x7f0000200000 size=131072
- *   backing=2097152 layout=1 state=live crc_alloc=1a2b3c4d crc_free=-
- * id is the handle. state is live, kept (freed by its owner, held by a persistent
- * pin or a dma-buf) or freed. The CRC-32 (zlib's) is of exactly size bytes, after
- * the random pattern was written and when the memory is given back; "-" where
- * there is none. chunks has the same for each 64 KiB: id=7 chunk=0 crc_alloc=...
- */
-
-struct nvlab_log {
-	struct list_head node;
-	u64 id;
-	u64 va;
-	u64 size;
-	u64 backing;
-	u32 gpu;
-	u32 layout;
-	u32 tgid;
-	char comm[TASK_COMM_LEN];
-	enum nvlab_log_state state;
-	u32 crc[2];		/* at allocation, at free */
-	bool has[2];
-	u32 chunks;
-	u32 *chunk[2];
-};
-
-static const char * const state_names[] = { "live", "kept", "freed" };
-
-static LIST_HEAD(log_list);
-static unsigned int log_count;
-static DEFINE_MUTEX(log_lock);
-
-static void log_drop(struct nvlab_log *log)
-{
-	list_del(&log->node);
-	log_count--;
-	kvfree(log->chunk[0]);
-	kvfree(log->chunk[1]);
-	kfree(log);
-}
-
-static void log_crc(struct nvlab_log *log, struct nvlab_mem *mem, int when)
-{
-	u64 left = log->size;
-	u32 all = ~0, i;
-
-	if (!log->chunks)
-		return;
-	for (i = 0; left; i++) {
-		u64 len = min(left, NVLAB_GPU_PAGE);
-		const u8 *p = nvlab_mem_kva(mem, i);
-
-		all = crc32_le(all, p, len);
-		log->chunk[when][i] = ~crc32_le(~0, p, len);
-		left -= len;
-		cond_resched();
-	}
-	log->crc[when] = ~all;
-	log->has[when] = true;
-}
-
-struct nvlab_log *nvlab_log_alloc(struct nvlab_mem *mem, u64 va)
-{
-	struct nvlab_log *log, *old, *next;
-
-	log = kzalloc_obj(*log);
-	if (!log)
-		return ERR_PTR(-ENOMEM);
-	log->id = mem->id;
-	log->va = va;
-	log->size = mem->size;
-	log->backing = mem->backing;
-	log->gpu = mem->gpu->index;
-	log->layout = mem->layout;
-	log->tgid = nvlab_tgid();
-	get_task_comm(log->comm, current);
-	if (mem->size <= nvlab_config(NVLAB_C_CRC_MAX)) {
-		log->chunks = DIV_ROUND_UP(mem->size, NVLAB_GPU_PAGE);
-		log->chunk[0] = kvcalloc(log->chunks, sizeof(u32), GFP_KERNEL);
-		log->chunk[1] = kvcalloc(log->chunks, sizeof(u32), GFP_KERNEL);
-		if (!log->chunk[0] || !log->chunk[1]) {
-			kvfree(log->chunk[0]);
-			kvfree(log->chunk[1]);
-			kfree(log);
-			return ERR_PTR(-ENOMEM);
-		}
-		log_crc(log, mem, 0);
-	}
-	mutex_lock(&log_lock);
-	list_add_tail(&log->node, &log_list);
-	log_count++;
-	list_for_each_entry_safe(old, next, &log_list, node) {
-		if (log_count <= LOG_MAX)
-			break;
-		if (old->state == NVLAB_FREED)
-			log_drop(old);
-	}
-	mutex_unlock(&log_lock);
-	return log;
-}
-
-void nvlab_log_state(struct nvlab_log *log, enum nvlab_log_state state)
-{
-	mutex_lock(&log_lock);
-	log->state = state;
-	mutex_unlock(&log_lock);
-}
-
-void nvlab_log_free(struct nvlab_mem *mem)
-{
-	mutex_lock(&log_lock);
-	log_crc(mem->log, mem, 1);
-	mem->log->state = NVLAB_FREED;
-	mutex_unlock(&log_lock);
-	mem->log = NULL;
-}
-
-static void crc_show(struct seq_file *s, const char *name, bool has, u32 crc)
-{
-	if (has)
-		seq_printf(s, " %s=%08x", name, crc);
-	else
-		seq_printf(s, " %s=-", name);
-}
-
-static int allocations_show(struct seq_file *s, void *unused)
-{
-	struct nvlab_log *log;
-
-	mutex_lock(&log_lock);
-	list_for_each_entry(log, &log_list, node) {
-		char comm[TASK_COMM_LEN];
-
-		strscpy(comm, log->comm);
-		strreplace(comm, ' ', '_');
-		seq_printf(s, "id=%llu pid=%u comm=%s gpu=%u va=%#llx size=%llu backing=%llu layout=%u state=%s",
-			   log->id, log->tgid, comm, log->gpu, log->va,
-			   log->size, log->backing, log->layout,
-			   state_names[log->state]);
-		crc_show(s, "crc_alloc", log->has[0], log->crc[0]);
-		crc_show(s, "crc_free", log->has[1], log->crc[1]);
-		seq_putc(s, '\n');
-	}
-	mutex_unlock(&log_lock);
-	return 0;
-}
-
-static int chunks_show(struct seq_file *s, void *unused)
-{
-	struct nvlab_log *log;
-	u32 i;
-
-	mutex_lock(&log_lock);
-	list_for_each_entry(log, &log_list, node) {
-		for (i = 0; i < log->chunks; i++) {
-			seq_printf(s, "id=%llu chunk=%u", log->id, i);
-			crc_show(s, "crc_alloc", log->has[0], log->chunk[0][i]);
-			crc_show(s, "crc_free", log->has[1], log->chunk[1][i]);
-			seq_putc(s, '\n');
-		}
-	}
-	mutex_unlock(&log_lock);
-	return 0;
-}
-
-/*
- * --- the remaining files ---
- *
- * driver: a line "name value" each: flavour (nvidia, odd, closed) and version.
- *
- * pins, live pins and mappings:
- *   kind=revocable pid=123 gpu=0 va=0x... len=65536 entries=1 mappings=1 table=0xffff... armed=1
- * pid is who pinned, table the key's kernel address; armed is 0 until the callback
- * is registered.
- *
- * bar1, a line for each 64 KiB that BAR1 has mapped:
- *   kind=revocable gpu=0 bar=0xfe0000000 id=7 page=3 video=35
- * bar is the physical address, page is that in the allocation, video that in video
- * memory. kind says whose extents these are: of a process's revocable pins, of the
- * duplicate that persistent pins share, or of a dma-buf.
- */
-
-static int driver_show(struct seq_file *s, void *unused)
-{
-	seq_printf(s, "flavour %s\nversion %s\n", NVLAB_FLAVOUR, NVLAB_VERSION);
-	return 0;
-}
-
-static int accounting_show(struct seq_file *s, void *unused)
-{
-	unsigned int i;
-
-	for (i = 0; i < NVLAB_ACCOUNT_COUNT; i++)
-		seq_printf(s, "%s %lld\n", counter_names[i],
-			   atomic64_read(&nvlab_accounting[i]));
-	return 0;
-}
-
-static int accounting_write(int words, char **word)
-{
-	unsigned int i;
-
-	if (words == 1 && !strcmp(word[0], "shut_down_idle"))
-		return nvlab_rm_shut_down_idle();
-	if (words == 1 && !strcmp(word[0], "forgive")) {
-		nvlab_gpus_forgive();
-		return 0;
-	}
-	if (words == 1 && !strcmp(word[0], "use_gpu")) {
-		nvlab_gpu_lock();
-		nvlab_hold(NVLAB_H_GPU_BUSY);
-		nvlab_gpu_unlock();
-		return 0;
-	}
-	/* The tables themselves stay until the module goes. */
-	if (words == 1 && !strcmp(word[0], "forget_leaked")) {
-		atomic64_set(&nvlab_accounting[NVLAB_ACCOUNT_LEAKED_TABLES], 0);
-		return 0;
-	}
-	if (words != 1 || strcmp(word[0], "reset"))
-		return -EINVAL;
-	for (i = NVLAB_ACCOUNT_FIRST_COUNTER; i < NVLAB_ACCOUNT_COUNT; i++)
-		atomic64_set(&nvlab_accounting[i], 0);
-	return 0;
-}
-
-static void settings_show(struct seq_file *s, const struct setting *table,
-			  unsigned int count)
-{
-	unsigned int i;
-
-	for (i = 0; i < count; i++)
-		seq_printf(s, "%s %llu\n", table[i].name,
-			   READ_ONCE(table[i].value));
-}
-
-static int config_show(struct seq_file *s, void *unused)
-{
-	settings_show(s, config, NVLAB_C_COUNT);
-	return 0;
-}
-
-static int config_write(int words, char **word)
-{
-	return setting_write(config, NVLAB_C_COUNT, words, word);
-}
-
-static int cost_show(struct seq_file *s, void *unused)
-{
-	settings_show(s, cost, NVLAB_T_COUNT);
-	return 0;
-}
-
-static int cost_write(int words, char **word)
-{
-	if (words == 1 && !strcmp(word[0], "v100")) {
-		/* As published for a V100 (gdrcopy, PR 129). */
-		WRITE_ONCE(cost[NVLAB_T_PIN_BASE].value, 68000);
-		WRITE_ONCE(cost[NVLAB_T_PIN_GIB].value, 3100000);
-		WRITE_ONCE(cost[NVLAB_T_UNPIN_BASE].value, 38000);
-		WRITE_ONCE(cost[NVLAB_T_UNPIN_GIB].value, 1600000);
-		return 0;
-	}
-	return setting_write(cost, NVLAB_T_COUNT, words, word);
-}
-
-static int pins_show(struct seq_file *s, void *unused)
-{
-	nvlab_r_pins(s);
-	return 0;
-}
-
-static int bar1_show(struct seq_file *s, void *unused)
-{
-	nvlab_r_bar1(s);
-	return 0;
-}
-
-struct lab_file {
-	const char *name;
-	int (*show)(struct seq_file *s, void *unused);
-	int (*write)(int words, char **word);
-};
-
-static const struct lab_file lab_files[] = {
-	{ "driver", driver_show, NULL },
-	{ "accounting", accounting_show, accounting_write },
-	{ "config", config_show, config_write },
-	{ "cost", cost_show, cost_write },
-	{ "faults", faults_show, faults_write },
-	{ "holds", holds_show, holds_write },
-	{ "allocations", allocations_show, NULL },
-	{ "chunks", chunks_show, NULL },
-	{ "pins", pins_show, NULL },
-	{ "bar1", bar1_show, NULL },
-};
-
-static int lab_open(struct inode *inode, struct file *file)
-{
-	const struct lab_file *f = inode->i_private;
-
-	return single_open(file, f->show, NULL);
-}
-
-/* Runs the command in a line. */
-static int lab_line(const struct lab_file *f, char *line)
-{
-	char *word[MAX_WORDS];
-	int words = 0;
-	char *w;
-
-	while ((w = strsep(&line, " \t"))) {
-		if (!*w)
-			continue;
-		if (words == MAX_WORDS)
-			return -EINVAL;
-		word[words++] = w;
-	}
-	return words ? f->write(words, word) : 0;
-}
-
-static ssize_t lab_write(struct file *file, const char __user *user, size_t len,
-			 loff_t *pos)
-{
-	const struct lab_file *f = file_inode(file)->i_private;
-	char *text, *rest, *line;
-	int err = 0;
-
-	if (!f->write)
-		return -EPERM;
-	if (len > MAX_WRITE)
-		return -E2BIG;
-	text = memdup_user_nul(user, len);
-	if (IS_ERR(text))
-		return PTR_ERR(text);
-	rest = text;
-	while (!err && (line = strsep(&rest, "\n")))
-		err = lab_line(f, line);
-	kfree(text);
-	return err ? err : len;
-}
-
-static const struct file_operations lab_fops = {
-	.owner = THIS_MODULE,
-	.open = lab_open,
-	.read = seq_read,
-	.write = lab_write,
-	.llseek = seq_lseek,
-	.release = single_release,
-};
-
-static struct dentry *lab_dir;
-
-int nvlab_debugfs_init(void)
-{
-	unsigned int i;
-
-	lab_dir = debugfs_create_dir("nvidia_lab", NULL);
-	for (i = 0; i < ARRAY_SIZE(lab_files); i++)
-		debugfs_create_file(lab_files[i].name,
-				    lab_files[i].write ? 0600 : 0400, lab_dir,
-				    (void *)&lab_files[i], &lab_fops);
-	return PTR_ERR_OR_ZERO(lab_dir);
-}
-
-void nvlab_debugfs_exit(void)
-{
-	struct nvlab_log *log, *next;
-
-	debugfs_remove(lab_dir);
-	list_for_each_entry_safe(log, next, &log_list, node)
-		log_drop(log);
-}
+const struct nvlab_file nvlab_holds_file = { "holds", holds_show, holds_write };

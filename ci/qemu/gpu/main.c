@@ -1,28 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The lab's nvidia.ko: the GPUs.
+ * The lab's nvidia.ko: the PCI driver.
  *
  * Models: a PCI driver called "nvidia" bound to a device whose BAR holds video
  * memory, through BAR1 (bar1.h): the 64 KiB behind an address of the BAR are
  * those that an extent maps there. Endpoint of the lab's PCIe fabric, where every
  * access of a NIC to 64 KiB that no extent maps is a violation: it is counted,
  * the first one is logged, a write is lost and a read finds ones. A live
- * persistent pin holds the module, as it holds the real driver. An unbind takes
- * the GPU off the list first and then waits until nobody uses it, as in 595. A
- * persistent pin that is put after that, or a dma-buf that ends, leaves its
- * reference behind, and the unbind never ends (docs/facts.md#persistent).
+ * persistent pin holds the module, as it holds the real driver. gpus.c has the list of GPUs.
  *
  * Extents are looked at, not MRs: an MR whose own pin is gone is no violation
  * while another live pin holds the extent, or a later one has its addresses. Who
  * may still use an MR is the NIC's to tell (ofed/rxe/rxe_peer.c).
  *
- * A GPU is started by the first who opens it and shut down by the last who closes
- * it, under its ldata_lock (kernel-open/nvidia/nv.c, nv_open_device). Who has
- * memory has it open, and so has a persistent pin or a dma-buf.
- *
- * Left out: everything else a GPU does. A program that has allocated nothing is
- * no user. A test can end the unbind's wait (nvlab_gpus_forgive()), which nothing
- * ends in the real driver. The BAR is QEMU's ivshmem-plain (1af4:1110, BAR 2).
+ * Left out: everything else a GPU does. The BAR is QEMU's ivshmem-plain (1af4:1110, BAR 2).
  */
 #define pr_fmt(fmt) "nvidia_lab: " fmt
 
@@ -32,145 +23,12 @@
 #include <linux/proc_fs.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
-#include <linux/spinlock.h>
 #include <linux/utsname.h>
-#include <linux/wait_bit.h>
 
 #include "lab_pcie.h"
 #include "nvlab.h"
 
 #define GPU_BAR		2
-
-/* The GPUs by number, without those whose unbind has begun. */
-static struct nvlab_gpu *gpus[NVLAB_MAX_GPUS];
-/* All GPUs that RM knows: also those whose unbind has begun, until nobody uses them. */
-static LIST_HEAD(attached);
-static DEFINE_SPINLOCK(gpus_lock);
-
-unsigned int nvlab_gpu_count(void)
-{
-	unsigned int i, count = 0;
-
-	spin_lock(&gpus_lock);
-	for (i = 0; i < NVLAB_MAX_GPUS; i++)
-		count += !!gpus[i];
-	spin_unlock(&gpus_lock);
-	return count;
-}
-
-struct nvlab_gpu *nvlab_gpu_get(unsigned int index)
-{
-	struct nvlab_gpu *gpu = NULL;
-
-	spin_lock(&gpus_lock);
-	if (index < NVLAB_MAX_GPUS)
-		gpu = gpus[index];
-	if (gpu)
-		atomic_inc(&gpu->handles);
-	spin_unlock(&gpus_lock);
-	return gpu;
-}
-
-struct nvlab_gpu *nvlab_rm_gpu_get(const u8 *uuid)
-{
-	struct nvlab_gpu *gpu, *found = NULL;
-
-	spin_lock(&gpus_lock);
-	list_for_each_entry(gpu, &attached, node_attached) {
-		if (memcmp(gpu->uuid, uuid, NVLAB_UUID_LEN))
-			continue;
-		atomic_inc(&gpu->handles);
-		found = gpu;
-		break;
-	}
-	spin_unlock(&gpus_lock);
-	return found;
-}
-
-/* Drops a reference, under the lock: whoever waits in gpu_remove() frees the GPU. */
-void nvlab_gpu_put(struct nvlab_gpu *gpu)
-{
-	spin_lock(&gpus_lock);
-	atomic_dec(&gpu->handles);
-	wake_up_var(gpus);
-	spin_unlock(&gpus_lock);
-}
-
-int nvlab_gpu_pin(struct nvlab_gpu *gpu)
-{
-	int err = -ENODEV;
-
-	spin_lock(&gpus_lock);
-	if (gpus[gpu->index] == gpu) {
-		atomic_inc(&gpu->users);
-		err = 0;
-	}
-	spin_unlock(&gpus_lock);
-	return err;
-}
-
-/*
- * Drops a persistent pin's reference. The GPU is looked up for that, so one that is not on the list
- * any more keeps the reference.
- */
-void nvlab_gpu_unpin(struct nvlab_gpu *gpu)
-{
-	spin_lock(&gpus_lock);
-	if (gpus[gpu->index] == gpu)
-		WARN_ONCE(atomic_dec_return(&gpu->users) < 0,
-			  "nvlab: more puts of the GPU than gets: a persistent pin was put twice\n");
-	spin_unlock(&gpus_lock);
-}
-
-void nvlab_gpu_opened(struct nvlab_gpu *gpu)
-{
-	if (!gpu->opens++)
-		nvlab_spend(ktime_get(), NVLAB_T_GPU_START, NVLAB_T_PIN_GIB, 0, NVLAB_ALL);
-}
-
-void nvlab_gpu_closed(struct nvlab_gpu *gpu)
-{
-	if (!--gpu->opens)
-		nvlab_spend(ktime_get(), NVLAB_T_GPU_STOP, NVLAB_T_PIN_GIB, 0, NVLAB_ALL);
-}
-
-void nvlab_gpu_open(struct nvlab_gpu *gpu)
-{
-	mutex_lock(&gpu->ldata_lock);
-	nvlab_gpu_opened(gpu);
-	mutex_unlock(&gpu->ldata_lock);
-}
-
-void nvlab_gpu_close(struct nvlab_gpu *gpu)
-{
-	mutex_lock(&gpu->ldata_lock);
-	nvlab_gpu_closed(gpu);
-	mutex_unlock(&gpu->ldata_lock);
-}
-
-static bool forgiven;	/* under gpus_lock */
-
-void nvlab_gpus_forgive(void)
-{
-	spin_lock(&gpus_lock);
-	forgiven = true;
-	wake_up_var(gpus);
-	spin_unlock(&gpus_lock);
-}
-
-/* Takes the GPU from RM, unless it is in use. */
-static bool gpu_detach(struct nvlab_gpu *gpu)
-{
-	bool used;
-
-	spin_lock(&gpus_lock);
-	used = atomic_read(&gpu->handles) ||
-	       (atomic_read(&gpu->users) && !forgiven);
-	if (!used)
-		list_del_init(&gpu->node_attached);
-	spin_unlock(&gpus_lock);
-	return !used;
-}
 
 /* Returns the page of video memory behind a byte of the BAR. */
 static u32 video_behind(struct nvlab_gpu *gpu, u64 offset)
@@ -221,13 +79,10 @@ static int gpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	gpu = kzalloc_obj(*gpu);
 	if (!gpu)
 		return -ENOMEM;
-	/* Devices are probed one after the other. */
-	while (gpu->index < NVLAB_MAX_GPUS && gpus[gpu->index])
-		gpu->index++;
-	if (gpu->index == NVLAB_MAX_GPUS) {
-		kfree(gpu);
-		return -ENOSPC;
-	}
+	err = nvlab_gpus_number();
+	if (err < 0)
+		goto free;
+	gpu->index = err;
 	mutex_init(&gpu->ldata_lock);
 	gpu->pdev = pdev;
 	gpu->start = pci_resource_start(pdev, GPU_BAR);
@@ -258,10 +113,7 @@ static int gpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (err)
 		goto remove;
 	pci_set_drvdata(pdev, gpu);
-	spin_lock(&gpus_lock);
-	gpus[gpu->index] = gpu;
-	list_add_tail(&gpu->node_attached, &attached);
-	spin_unlock(&gpus_lock);
+	nvlab_gpus_add(gpu);
 	pr_info("GPU %u: %s, %llu MiB of video memory at %pa\n", gpu->index,
 		pci_name(pdev), gpu->size >> 20, &gpu->start);
 	return 0;
@@ -285,15 +137,7 @@ static void gpu_remove(struct pci_dev *pdev)
 {
 	struct nvlab_gpu *gpu = pci_get_drvdata(pdev);
 
-	spin_lock(&gpus_lock);
-	gpus[gpu->index] = NULL;
-	forgiven = false;
-	spin_unlock(&gpus_lock);
-	if (!gpu_detach(gpu)) {
-		pr_notice("GPU %u is removed while it is in use: waiting\n",
-			  gpu->index);
-		wait_var_event(gpus, gpu_detach(gpu));
-	}
+	nvlab_gpus_remove(gpu);
 	nvlab_ctl_remove_gpu(gpu);
 	lab_pcie_remove_bar(pdev, GPU_BAR);
 	nvlab_gpu_exit(gpu);

@@ -2,7 +2,9 @@
 /*
  * The declarations that the files of the lab's nvidia.ko share. It has three layers, as the real
  * driver has. The exported functions (exports.c) stand on a resource manager (rm.c), which knows
- * them only by an opaque key and a callback. User space comes in by device nodes (ctl.c) and by debugfs (lab.c).
+ * them only by an opaque key and a callback. User space comes in by device nodes (ctl.c) and by
+ * debugfs (debugfs.c). A file calls only what stands before it here; main.c calls all of them, and
+ * NVIDIA's own files lie between exports.c and front.c.
  */
 #ifndef NVLAB_H
 #define NVLAB_H
@@ -11,6 +13,7 @@
 #include <linux/kref.h>
 #include <linux/ktime.h>
 #include <linux/list.h>
+#include <linux/mm.h>
 #include <linux/mutex.h>
 #include <linux/pci.h>
 #include <linux/sched.h>
@@ -97,6 +100,29 @@ struct nvlab_client {
 
 /* The state of an allocation in the log. */
 enum nvlab_log_state { NVLAB_LIVE, NVLAB_KEPT, NVLAB_FREED };
+
+struct seq_file;
+
+/* A file of debugfs. It has no @write where it is read only. */
+struct nvlab_file {
+	const char *name;
+	int (*show)(struct seq_file *s, void *unused);
+	int (*write)(int words, char **word);
+};
+
+/* Returns 64 KiB of the memory. */
+static inline u8 *nvlab_mem_kva(struct nvlab_mem *mem, u32 page)
+{
+	if (mem->host)
+		return page_address(mem->host[page]);
+	return mem->gpu->kva + ((u64)mem->page[page] << NVLAB_PAGE_SHIFT);
+}
+
+/* Returns the thread group id of the caller: RM knows processes by number. */
+static inline u32 nvlab_tgid(void)
+{
+	return task_tgid_nr(current);
+}
 
 /* --- accounting, config, cost, faults, holds (lab.c) --- */
 
@@ -262,15 +288,38 @@ enum nvlab_hold_name {
 /* Stops here while the point is armed. Sleeps. */
 void nvlab_hold(enum nvlab_hold_name name);
 
+extern const struct nvlab_file nvlab_config_file, nvlab_cost_file, nvlab_faults_file,
+			       nvlab_holds_file;
+
+/* --- what was allocated (log.c) --- */
+
 struct nvlab_log *nvlab_log_alloc(struct nvlab_mem *mem, u64 va);
 void nvlab_log_state(struct nvlab_log *log, enum nvlab_log_state state);
 /* Records the CRCs of memory that is being given back. */
 void nvlab_log_free(struct nvlab_mem *mem);
+void nvlab_log_exit(void);
+extern const struct nvlab_file nvlab_allocations_file, nvlab_chunks_file;
 
-int nvlab_debugfs_init(void);
-void nvlab_debugfs_exit(void);
+/* --- tables by their addresses (tables.c) --- */
 
-/* --- GPUs (main.c) --- */
+/* Moves the number of live mappings of @table by one, or with 0 forgets the table. */
+void nvlab_table_mapped(void *table, int by);
+/* Returns how many DMA mappings a table has. */
+unsigned int nvlab_table_mappings(void *table);
+/* Notes a table that the real driver would lose. It stays in sight until the module goes. */
+void nvlab_table_lost(void *table);
+/* Forgets that a table was lost: it was put after all. */
+void nvlab_table_found(void *table);
+/* Ends each lost table by @end. */
+void nvlab_tables_exit(void (*end)(void *table));
+
+/* --- GPUs (gpus.c) --- */
+
+/* Returns a number that no GPU has, or -ENOSPC. GPUs are probed one after the other. */
+int nvlab_gpus_number(void);
+void nvlab_gpus_add(struct nvlab_gpu *gpu);
+/* Takes the GPU off the list, and waits until nobody uses it. */
+void nvlab_gpus_remove(struct nvlab_gpu *gpu);
 
 unsigned int nvlab_gpu_count(void);
 /* Returns NULL, or the GPU, which stays until nvlab_gpu_put(). */
@@ -294,12 +343,6 @@ void nvlab_gpus_forgive(void);
 
 /* --- resource manager (rm.c) --- */
 
-/* Returns the thread group id of the caller: RM knows processes by number. */
-static inline u32 nvlab_tgid(void)
-{
-	return task_tgid_nr(current);
-}
-
 /*
  * Take and drop the RM API lock. Functions of RM return its status as a negative errno; "object not
  * found" is -ENOENT inside. The exported functions turn that into -EINVAL (get) or success (put).
@@ -311,11 +354,8 @@ void nvlab_api_unlock(void);
 /* One lock for all GPUs, taken inside the RM API lock. */
 void nvlab_gpu_lock(void);
 void nvlab_gpu_unlock(void);
-struct seq_file;
-void nvlab_r_pins(struct seq_file *s);
-void nvlab_r_bar1(struct seq_file *s);
+extern const struct nvlab_file nvlab_pins_file, nvlab_bar1_file;
 
-u8 *nvlab_mem_kva(struct nvlab_mem *mem, u32 page);
 void nvlab_mem_put(struct nvlab_mem *mem);
 
 struct nvlab_client *nvlab_client_open(void);
@@ -402,10 +442,6 @@ void nvlab_rm_unmap_piece(struct nvlab_piece *piece);
 int nvlab_map_peer(struct nvlab_gpu *gpu, struct device *peer, bool remap,
 		   u64 len, u64 *addr);
 
-/* Returns how many DMA mappings a table with this key has. For debugfs, under the RM API lock. */
-unsigned int nvlab_p2p_mappings(void *key);
-/* Notes a table that the real driver would lose. It stays in sight until the module goes. */
-void nvlab_p2p_leak(void *key);
 int nvlab_p2p_init(void);
 void nvlab_p2p_exit(void);
 
@@ -418,6 +454,11 @@ void nvlab_p2p_exit(void);
 #endif
 
 int nvlab_dma_buf_export(struct nvlab_client *client, struct nvlab_export *req);
+
+/* --- files of debugfs (debugfs.c) --- */
+
+int nvlab_debugfs_init(void);
+void nvlab_debugfs_exit(void);
 
 /* --- device nodes (ctl.c) --- */
 

@@ -159,13 +159,6 @@ void nvlab_gpu_unlock(void)
 
 /* --- memory --- */
 
-u8 *nvlab_mem_kva(struct nvlab_mem *mem, u32 page)
-{
-	if (mem->host)
-		return page_address(mem->host[page]);
-	return mem->gpu->kva + ((u64)mem->page[page] << NVLAB_PAGE_SHIFT);
-}
-
 u64 nvlab_memory_free(struct nvlab_gpu *gpu)
 {
 	unsigned long all = gpu->size / NVLAB_BACKING_SIZE;
@@ -717,7 +710,7 @@ static void vidmem_revoke(struct nvlab_client *client, struct vidmem *v)
 		pin = rb_entry(v->pins.rb_node, struct pin, node);
 		if (pin->callback && nvlab_fault(NVLAB_F_CALLBACK_NONE)) {
 			/* The GPU is lost: no callback is called, and nothing is undone. */
-			nvlab_p2p_leak(pin->key);
+			nvlab_table_lost(pin->key);
 			rb_erase(&pin->node, &v->pins);
 			nvlab_add(NVLAB_ACCOUNT_LIVE_PINS, -1);
 			kfree(pin);
@@ -1244,7 +1237,22 @@ void nvlab_rm_unmap_piece(struct nvlab_piece *piece)
 			    NVLAB_ALL);
 }
 
-void nvlab_r_pins(struct seq_file *s)
+/*
+ * --- the files pins and bar1 ---
+ *
+ * pins, live pins and mappings:
+ *   kind=revocable pid=123 gpu=0 va=0x... len=65536 entries=1 mappings=1 table=0xffff... armed=1
+ * pid is who pinned, table the key's kernel address; armed is 0 until the callback
+ * is registered.
+ *
+ * bar1, a line for each 64 KiB that BAR1 has mapped:
+ *   kind=revocable gpu=0 bar=0xfe0000000 id=7 page=3 video=35
+ * bar is the physical address, page is that in the allocation, video that in video
+ * memory. kind says whose extents these are: of a process's revocable pins, of the
+ * duplicate that persistent pins share, or of a dma-buf.
+ */
+
+static int pins_show(struct seq_file *s, void *unused)
 {
 	struct nvlab_client *client;
 	struct nvlab_dup *dup;
@@ -1253,7 +1261,7 @@ void nvlab_r_pins(struct seq_file *s)
 	struct rb_node *at;
 
 	if (nvlab_api_lock("debugfs"))
-		return;
+		return 0;
 	list_for_each_entry(client, &clients, node)
 		list_for_each_entry(v, &client->vidmems, node)
 			for (at = rb_first(&v->pins); at; at = rb_next(at)) {
@@ -1262,7 +1270,7 @@ void nvlab_r_pins(struct seq_file *s)
 					   pin->tgid, v->mem->gpu->index, pin->va,
 					   (u64)pin->count << NVLAB_PAGE_SHIFT,
 					   pin->count,
-					   nvlab_p2p_mappings(pin->key),
+					   nvlab_table_mappings(pin->key),
 					   (unsigned long)pin->key,
 					   !!pin->callback);
 			}
@@ -1270,13 +1278,14 @@ void nvlab_r_pins(struct seq_file *s)
 		seq_printf(s, "kind=persistent pid=%u gpu=%u va=%#llx len=%llu entries=%u mappings=%u table=%#lx armed=0\n",
 			   dup->tgid, dup->mem->gpu->index, dup->va,
 			   (u64)dup->count << NVLAB_PAGE_SHIFT, dup->count,
-			   nvlab_p2p_mappings(dup->key),
+			   nvlab_table_mappings(dup->key),
 			   (unsigned long)dup->key);
 	nvlab_api_unlock();
+	return 0;
 }
 
-static void bar1_show(struct seq_file *s, struct nvlab_mem *mem,
-		      const struct bar1_object *object, const char *kind)
+static void object_show(struct seq_file *s, struct nvlab_mem *mem,
+			const struct bar1_object *object, const char *kind)
 {
 	const struct bar1_extent *extent;
 	u32 i;
@@ -1290,7 +1299,7 @@ static void bar1_show(struct seq_file *s, struct nvlab_mem *mem,
 				   mem->page[extent->first + i]);
 }
 
-void nvlab_r_bar1(struct seq_file *s)
+static int bar1_show(struct seq_file *s, void *unused)
 {
 	struct nvlab_client *client;
 	struct nvlab_dup *dup, *other;
@@ -1298,12 +1307,12 @@ void nvlab_r_bar1(struct seq_file *s)
 	struct vidmem *v;
 
 	if (nvlab_api_lock("debugfs"))
-		return;
+		return 0;
 	list_for_each_entry(piece, &pieces, node)
-		bar1_show(s, piece->mem, &piece->extents, "dma_buf");
+		object_show(s, piece->mem, &piece->extents, "dma_buf");
 	list_for_each_entry(client, &clients, node)
 		list_for_each_entry(v, &client->vidmems, node)
-			bar1_show(s, v->mem, &v->extents, "revocable");
+			object_show(s, v->mem, &v->extents, "revocable");
 	list_for_each_entry(dup, &dups, node) {
 		/*
 		 * However many pins there are, they share one duplicate of the memory. This is the
@@ -1313,11 +1322,15 @@ void nvlab_r_bar1(struct seq_file *s)
 			if (other->mem == dup->mem)
 				break;
 		if (other == dup)
-			bar1_show(s, dup->mem, &dup->mem->duplicate,
-				  "persistent");
+			object_show(s, dup->mem, &dup->mem->duplicate,
+				    "persistent");
 	}
 	nvlab_api_unlock();
+	return 0;
 }
+
+const struct nvlab_file nvlab_pins_file = { "pins", pins_show, NULL };
+const struct nvlab_file nvlab_bar1_file = { "bar1", bar1_show, NULL };
 
 int nvlab_gpu_init(struct nvlab_gpu *gpu)
 {

@@ -5,7 +5,7 @@
 //! [`Client`] speaks to `/dev/nvidiactl`: it allocates, copies and frees video memory. [`Lab`]
 //! reads and steers the stand-in through debugfs: accounting, faults, hold points, allocation log.
 //! [`Gdr`] is the second in-kernel user of `nvidia_p2p_*`. The names, values and formats are
-//! defined in `../lab.c`.
+//! defined in `../debugfs.c`, `../lab.c`, `../log.c` and `../rm.c`.
 #![warn(missing_docs)]
 
 mod client;
