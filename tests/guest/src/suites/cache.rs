@@ -68,6 +68,7 @@ pub fn suite() -> Suite {
         ("replaced_memory", replaced_memory as Run),
         ("wrong_input", wrong_input),
         ("bar1_full", bar1_full),
+        ("memory_of_another_gpu", memory_of_another_gpu),
         ("storm", unseen),
         ("storm_with_hooks", with_hooks),
     ];
@@ -106,6 +107,7 @@ fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
     let steps = env.number("cached", STEPS)?;
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
+    let gpus = gpus(&bench)?;
     let limits = Limits::default().with_entries(6);
     let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, policy(), limits);
     println!("{}", cache.reason());
@@ -118,8 +120,8 @@ fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
         let seeds = [(); THREADS].map(|()| rng.u64(..));
         let counts: Vec<Counts> = thread::scope(|scope| {
             let run = |seed| {
-                let (bench, cache) = (&bench, &cache);
-                scope.spawn(move || Worker::run(bench, cache, frees, seed, steps))
+                let (bench, gpus, cache) = (&bench, &gpus, &cache);
+                scope.spawn(move || Worker::run(bench, gpus, cache, frees, seed, steps))
             };
             let threads = seeds.map(run);
             threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<_>>()
@@ -127,7 +129,7 @@ fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
         for (name, count) in counts.into_iter().flatten() {
             *all.entry(name).or_default() += count;
         }
-        let Some(missing) = missing(&all, &cache.stats(), frees) else { break };
+        let Some(missing) = missing(&all, gpus.len(), &cache.stats(), frees) else { break };
         ensure!(round < MOST_ROUNDS, "no {missing} in {round} rounds: nothing was tested");
     }
     let lost = gpu::accounting()?.get("leaked_tables");
@@ -156,9 +158,22 @@ fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
     Ok(())
 }
 
+/// Returns the contexts of all GPUs. That of the bench is the first, and current.
+fn gpus(bench: &Bench) -> Result<Vec<Arc<Cuda>>> {
+    let mut gpus = vec![Arc::clone(&bench.cuda)];
+    for gpu in 1..nvlab::Client::open()?.info(0)?.gpus {
+        gpus.push(Cuda::open_on(gpu.try_into()?)?);
+    }
+    bench.cuda.attach()?;
+    Ok(gpus)
+}
+
 /// Returns what a storm has not done yet. Without it, the storm would test nothing.
-fn missing(all: &Counts, stats: &gpumr::Stats, frees: Frees) -> Option<&'static str> {
+fn missing(all: &Counts, gpus: usize, stats: &gpumr::Stats, frees: Frees) -> Option<&'static str> {
     let mut names = vec!["moved", "same address", "remapped", "freed under a lease", "forked"];
+    if gpus > 1 {
+        names.push("same address on another GPU");
+    }
     let gone = match frees {
         Frees::Unseen => {
             // Nobody can report a free in time that runs beside a registration.
@@ -199,12 +214,14 @@ fn replaced_memory(env: &Env) -> Result<()> {
     let counts = (before.hits, after.hits, after.stale - before.stale);
     ensure!(counts == (tries, tries, 1), "{before:?}, {after:?}");
     let len = 3 * SEGMENT;
-    worker.buffers = vec![Buffer::new(Memory::Several(bench.cuda.segments(SEGMENT, len)?), len)?];
+    worker.buffers = vec![Buffer::new(Memory::Several(bench.cuda.segments(SEGMENT, len)?), 0, len)?];
     for (what, at) in
         [("as in libfabric: the end is replaced", 2), ("the middle is replaced", 1), ("the beginning is", 0)]
     {
         worker.exchange(0, (0, len), (at * SEGMENT, N))?;
-        let Buffer { memory: Memory::Several(segments), wanted } = &mut worker.buffers[0] else { bail!("segments") };
+        let Buffer { memory: Memory::Several(segments), wanted, .. } = &mut worker.buffers[0] else {
+            bail!("segments")
+        };
         replace_segment(segments, wanted, at * SEGMENT)?;
         worker.exchange(0, (0, len), (at * SEGMENT, N)).context(what)?;
     }
@@ -270,11 +287,11 @@ fn thread_without_context(_: &Env) -> Result<()> {
 fn memory_of_another_gpu(env: &Env) -> Result<()> {
     const N: usize = 3 * KIB;
     let bench = Bench::new()?;
-    if nvlab::Client::open()?.info(0)?.gpus < 2 {
+    let gpus = gpus(&bench)?;
+    let [_, other, ..] = &gpus[..] else {
         skip("this machine has one GPU");
         return Ok(());
-    }
-    let other = Cuda::open_on(1)?;
+    };
     let seed = env.rng()?.u64(..);
     for policy in [Policy::automatic(), Policy::only(Way::DmaBuf)] {
         let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, policy, Limits::default());
@@ -287,7 +304,7 @@ fn memory_of_another_gpu(env: &Env) -> Result<()> {
                 } else {
                     Memory::One(other.alloc(2 * SEGMENT)?)
                 };
-                worker.buffers = vec![Buffer::new(memory, 2 * SEGMENT)?];
+                worker.buffers = vec![Buffer::new(memory, 1, 2 * SEGMENT)?];
                 bench.cuda.attach()?;
                 let what = format!("{}, virtual memory: {virtual_memory}", cache.reason());
                 for at in [0, SEGMENT - N / 2] {
@@ -403,13 +420,15 @@ impl Memory {
 
 struct Buffer {
     memory: Memory,
+    /// The number of the GPU in [`Worker::gpus`].
+    gpu: usize,
     /// The bytes that it must hold.
     wanted: Vec<u8>,
 }
 
 impl Buffer {
-    fn new(memory: Memory, len: usize) -> Result<Self> {
-        Ok(Self { wanted: memory.read(len)?, memory })
+    fn new(memory: Memory, gpu: usize, len: usize) -> Result<Self> {
+        Ok(Self { wanted: memory.read(len)?, memory, gpu })
     }
 
     fn check(&self) -> Result<()> {
@@ -429,7 +448,8 @@ fn replace_segment(segments: &mut Segments, wanted: &mut [u8], at: usize) -> Res
 /// One thread with buffers of its own.
 struct Worker<'a> {
     rng: fastrand::Rng,
-    cuda: &'a Arc<Cuda>,
+    /// The contexts in which it allocates. The first one is current.
+    gpus: &'a [Arc<Cuda>],
     cache: &'a Cache,
     frees: Frees,
     pd: &'a Arc<Pd>,
@@ -448,11 +468,19 @@ impl<'a> Worker<'a> {
         let host_mr = bench.reg(host.as_ptr() as u64, MOST).context("register host memory")?;
         let rng = fastrand::Rng::with_seed(seed);
         let (link, buffers, counts) = Default::default();
-        Ok(Self { rng, cuda: &bench.cuda, cache, frees, pd: &bench.pd, link, host, host_mr, buffers, counts })
+        let gpus = std::slice::from_ref(&bench.cuda);
+        Ok(Self { rng, gpus, cache, frees, pd: &bench.pd, link, host, host_mr, buffers, counts })
     }
 
-    fn run(bench: &'a Bench, cache: &'a Cache, frees: Frees, seed: u64, steps: usize) -> Result<Counts> {
-        let mut this = Self::new(bench, cache, frees, seed)?;
+    fn run(
+        bench: &'a Bench,
+        gpus: &'a [Arc<Cuda>],
+        cache: &'a Cache,
+        frees: Frees,
+        seed: u64,
+        steps: usize,
+    ) -> Result<Counts> {
+        let mut this = Self { gpus, ..Self::new(bench, cache, frees, seed)? };
         for step in 0..steps {
             this.step().with_context(|| format!("step {step} of the thread with seed {seed}"))?;
         }
@@ -500,7 +528,16 @@ impl<'a> Worker<'a> {
     /// Allocates a buffer of this length, or of a random one.
     fn allocate(&mut self, len: Option<usize>) -> Result<()> {
         let len = len.unwrap_or_else(|| self.rng.usize(1..=512 * KIB));
-        self.buffers.push(Buffer::new(Memory::One(self.cuda.alloc(len)?), len)?);
+        self.on_some_gpu(len, |cuda| Ok(Memory::One(cuda.alloc(len)?)))
+    }
+
+    /// Makes a buffer in a context of its own GPU, and goes back to the first one.
+    fn on_some_gpu(&mut self, len: usize, make: impl FnOnce(&Arc<Cuda>) -> Result<Memory>) -> Result<()> {
+        let gpu = self.rng.usize(..self.gpus.len());
+        self.gpus[gpu].attach()?;
+        let memory = make(&self.gpus[gpu]);
+        self.gpus[0].attach()?;
+        self.buffers.push(Buffer::new(memory?, gpu, len)?);
         Ok(())
     }
 
@@ -559,17 +596,20 @@ impl<'a> Worker<'a> {
     fn replace(&mut self, which: usize) -> Result<()> {
         let old = self.buffers.swap_remove(which);
         old.check()?;
-        let (va, len) = (old.memory.va(), old.wanted.len());
+        let (va, len, gpu) = (old.memory.va(), old.wanted.len(), old.gpu);
         self.free(old)?;
         self.allocate(Some(len.min(512 * KIB)))?;
-        self.came_back(va);
+        self.came_back(va, gpu);
         Ok(())
     }
 
-    /// Counts if the newest buffer is where another was.
-    fn came_back(&mut self, va: u64) {
-        if self.buffers.last().is_some_and(|new| new.memory.va() == va) {
-            self.count("same address");
+    /// Counts if the newest buffer is where another was, which was on this GPU.
+    fn came_back(&mut self, va: u64, gpu: usize) {
+        let Some(new) = self.buffers.last().filter(|new| new.memory.va() == va) else { return };
+        let other = new.gpu != gpu;
+        self.count("same address");
+        if other {
+            self.count("same address on another GPU");
         }
     }
 
@@ -577,9 +617,7 @@ impl<'a> Worker<'a> {
     fn remap(&mut self) -> Result<()> {
         let several = |buffer: &Buffer| matches!(buffer.memory, Memory::Several(_));
         let Some(which) = self.buffers.iter().position(several) else {
-            let segments = self.cuda.segments(SEGMENT, 2 * SEGMENT)?;
-            self.buffers.push(Buffer::new(Memory::Several(segments), 2 * SEGMENT)?);
-            return Ok(());
+            return self.on_some_gpu(2 * SEGMENT, |cuda| Ok(Memory::Several(cuda.segments(SEGMENT, 2 * SEGMENT)?)));
         };
         let buffer = &self.buffers[which];
         buffer.check()?;
@@ -603,11 +641,11 @@ impl<'a> Worker<'a> {
             self.allocate(Some(SEGMENT))?;
             old = self.buffers.pop().context("just allocated")?;
         }
-        let (va, len) = (old.memory.va(), old.wanted.len());
+        let (va, len, gpu) = (old.memory.va(), old.wanted.len(), old.gpu);
         let lease = self.register(va, len)?;
         self.free(old)?;
         self.allocate(Some(len.min(512 * KIB)))?;
-        self.came_back(va);
+        self.came_back(va, gpu);
         if self.write(&lease, va, len.min(MOST))? == Status::IBV_WC_SUCCESS {
             drop(lease);
         } else {
