@@ -365,7 +365,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "ways.pairs",
         "Each way in which GPU memory reaches a NIC (peer memory, dma-buf, dma-buf with the forced PCIe mapping, Data Direct, the preload library), for how many pairs of a GPU and a NIC it works, and which programs take it.",
-        "GPUDirect RDMA is usable if one pair has a way that the programs take which are asked about.",
+        "GPUDirect RDMA is usable if one pair of a GPU and a NIC has a way that the programs in question take.",
     ),
     entry(
         "ways.refused",

@@ -224,7 +224,7 @@ mod tests {
         assert!(has_initial_pids(&root));
     }
 
-    /// As in a sandbox that hides /proc/modules.
+    /// Tests what a sandbox that hides /proc/modules shows.
     #[test]
     fn sysfs_tells_what_is_loaded_where_proc_does_not() {
         let dir = tempfile::tempdir().unwrap();

@@ -158,8 +158,8 @@ pub fn has_display_modes(name: &str) -> bool {
     facts::DISPLAY_MODE_BOARDS.iter().any(|board| words(name).contains(&words(board)))
 }
 
-/// Returns whether drivers from 495 on know a GPU no more ([`crate::facts::LAST_OF_KEPLER`]): ids of Maxwell begin
-/// with 1340.
+/// Returns whether a GPU is older than Maxwell, so that drivers from 495 on do not support it any more
+/// ([`crate::facts::LAST_OF_KEPLER`]). Maxwell's ids begin at 0x1340.
 pub fn is_before_maxwell(gpu: &Device) -> bool {
     gpu.vendor == NVIDIA && gpu.device < 0x1340
 }

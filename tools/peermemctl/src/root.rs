@@ -361,7 +361,7 @@ pub fn recorded_name(name: &str, args: &[&str]) -> String {
 mod tests {
     use super::*;
 
-    /// As of /etc/rc.local, which nothing runs without that.
+    /// Checks the mode of a script such as /etc/rc.local, which is run only if it is executable.
     #[test]
     fn a_script_may_run_if_its_mode_says_so() {
         let dir = tempfile::tempdir().unwrap();

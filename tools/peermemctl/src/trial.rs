@@ -177,7 +177,7 @@ mod tests {
     use super::*;
     use crate::machine::Machine;
 
-    /// As read on an H100: without a coherent link the forced mapping cannot be asked for.
+    /// An H100 without a coherent link refused the forced mapping.
     #[test]
     fn the_forced_mapping_is_asked_for_with_a_coherent_link_only() {
         let asked = |coherent: bool| Way::ALL.map(|way| How::of(way, coherent));

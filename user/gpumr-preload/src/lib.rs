@@ -44,7 +44,7 @@ const UNCHANGED: c_int = -1;
 ///
 /// # Safety
 ///
-/// As for [`Functions::of_device()`].
+/// `context` is what [`Functions::of_device()`] takes.
 unsafe fn verbs(context: *mut c_void) -> Option<Functions> {
     // SAFETY: By this function's contract.
     let of_device = unsafe { Functions::of_device(context) };
@@ -421,7 +421,7 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut c_void, attr: *mut RawMrAttr) ->
     };
     let at = asked.addr as u64;
     let iova = if asked.comp_mask & RawMrAttr::IOVA != 0 { asked.iova } else { at };
-    // Without hints, the cache may serve, and by dma-buf any function.
+    // If there are no hints, the cache may serve this, and any function that takes a dma-buf.
     let plain = asked.comp_mask & !(RawMrAttr::ADDR | RawMrAttr::IOVA) == 0;
     let wanted = Wanted { pd, at, length: asked.length, iova, access: asked.access, attr: (!plain).then_some(asked) };
     // SAFETY: The caller's arguments.

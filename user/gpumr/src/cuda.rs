@@ -210,7 +210,7 @@ impl Cuda {
     ///
     /// # Safety
     ///
-    /// As for `cuDevicePrimaryCtxRetain()`.
+    /// `device` is a number that `cuDevicePrimaryCtxRetain()` takes.
     unsafe fn retain_primary(&self, context: &mut Context, device: c_int) -> c_int {
         let inactive = self.is_primary_active(device) == Some(false);
         let bit = u32::try_from(device).ok().and_then(|device| 1u64.checked_shl(device)).unwrap_or(0);

@@ -210,7 +210,7 @@ impl<H: Home> Removed<H> {
     ///
     /// # Safety
     ///
-    /// As for [`Entry::finish()`].
+    /// The caller keeps the contract of [`Entry::finish()`].
     pub(crate) unsafe fn new(entry: Arc<Entry<H>>, number: u64) -> Self {
         Self(entry, number)
     }

@@ -174,7 +174,7 @@ impl Functions {
     ///
     /// # Safety
     ///
-    /// As for that.
+    /// The arguments are those that `ibv_reg_mr()` takes.
     pub unsafe fn plain(&self, pd: *mut c_void, at: *mut c_void, length: usize, access: c_int) -> *mut RawMr {
         // SAFETY: By this function's contract.
         unsafe { (self.reg_mr)(pd, at, length, access) }
@@ -184,7 +184,7 @@ impl Functions {
     ///
     /// # Safety
     ///
-    /// As for that.
+    /// The arguments are those that `ibv_reg_mr_iova()` takes.
     pub unsafe fn iova(&self, pd: *mut c_void, at: *mut c_void, length: usize, iova: u64, access: c_int) -> *mut RawMr {
         // SAFETY: By this function's contract.
         self.reg_iova.map_or_else(no_function, |call| unsafe { call(pd, at, length, iova, access) })
@@ -194,7 +194,7 @@ impl Functions {
     ///
     /// # Safety
     ///
-    /// As for that.
+    /// The arguments are those that `ibv_reg_mr_iova2()` takes.
     pub unsafe fn iova2(&self, pd: *mut c_void, at: *mut c_void, length: usize, iova: u64, access: u32) -> *mut RawMr {
         // SAFETY: By this function's contract.
         self.reg_iova2.map_or_else(no_function, |call| unsafe { call(pd, at, length, iova, access) })
@@ -204,7 +204,7 @@ impl Functions {
     ///
     /// # Safety
     ///
-    /// As for that.
+    /// The arguments are those that `ibv_reg_mr_ex()` takes.
     pub unsafe fn ex(&self, pd: *mut c_void, attr: *mut RawMrAttr) -> *mut RawMr {
         // SAFETY: By this function's contract.
         self.reg_ex.map_or_else(no_function, |call| unsafe { call(pd, attr) })
@@ -214,7 +214,7 @@ impl Functions {
     ///
     /// # Safety
     ///
-    /// As for that.
+    /// The arguments are those that `ibv_reg_dmabuf_mr()` takes.
     pub unsafe fn own_dma_buf(
         &self,
         pd: *mut c_void,
@@ -232,7 +232,7 @@ impl Functions {
     ///
     /// # Safety
     ///
-    /// As for that.
+    /// The arguments are those that `ibv_dereg_mr()` takes.
     pub unsafe fn dereg(&self, mr: *mut RawMr) -> c_int {
         // SAFETY: By this function's contract.
         unsafe { (self.dereg_mr)(mr) }
@@ -242,7 +242,7 @@ impl Functions {
     ///
     /// # Safety
     ///
-    /// As for that.
+    /// The arguments are those that `ibv_dealloc_pd()` takes.
     pub unsafe fn dealloc(&self, pd: *mut c_void) -> c_int {
         // SAFETY: By this function's contract.
         self.dealloc_pd.map_or(libc::ENOSYS, |call| unsafe { call(pd) })
@@ -252,7 +252,7 @@ impl Functions {
     ///
     /// # Safety
     ///
-    /// As for that.
+    /// The arguments are those that `ibv_close_device()` takes.
     pub unsafe fn close(&self, context: *mut c_void) -> c_int {
         // SAFETY: By this function's contract.
         self.close_device.map_or(libc::ENOSYS, |call| unsafe { call(context) })
@@ -262,7 +262,7 @@ impl Functions {
     ///
     /// # Safety
     ///
-    /// As for that.
+    /// The arguments are those that `ibv_rereg_mr()` takes.
     pub unsafe fn rereg(
         &self,
         mr: *mut RawMr,

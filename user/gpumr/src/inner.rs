@@ -272,7 +272,7 @@ impl<G: Gpu, V: Verbs> State<G, V> {
     ///
     /// # Safety
     ///
-    /// As for [`Removed::new()`].
+    /// The caller keeps the contract of [`Removed::new()`].
     unsafe fn end(&mut self, entry: &Arc<Entry<G, V>>) -> Removed<G, V> {
         let number = self.next_end;
         self.next_end += 1;

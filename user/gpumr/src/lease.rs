@@ -100,7 +100,7 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
     ///
     /// # Safety
     ///
-    /// As for [`Lease::from_raw`], but it is not given back, and lives as long as what is returned.
+    /// `raw` is a pointer that [`Lease::into_raw`] returned. Nobody ends that lease while what is returned lives.
     pub unsafe fn borrow_raw(raw: NonNull<c_void>) -> ManuallyDrop<Self> {
         // SAFETY: By this function's contract; it is not dropped.
         ManuallyDrop::new(unsafe { Self::from_raw(raw) })

@@ -93,7 +93,7 @@ impl Table {
     ///
     /// # Safety
     ///
-    /// As for `ibv_dereg_mr()`.
+    /// `mr` is a region that `ibv_dereg_mr()` takes.
     pub(crate) unsafe fn deregister(&self, mr: *mut RawMr) -> c_int {
         // SAFETY: By this function's contract. A table without this function is refused.
         self.dereg_mr.map_or(libc::ENOSYS, |call| unsafe { call(self.argument, mr) })

@@ -31,7 +31,7 @@ fn region(world: &World, cache: &Cache<World, World>, range: Range) -> u32 {
     lease.lkey()
 }
 
-/// UCX issue 4269 (proposed: pull request 5910): an address comes back with other memory, and the
+/// openucx/ucx#4269 (proposed: openucx/ucx#5910): an address comes back with other memory, and the
 /// registration cache has the old region.
 #[test]
 fn ucx_4269_a_recycled_address() {
@@ -45,7 +45,7 @@ fn ucx_4269_a_recycled_address() {
     });
 }
 
-/// UCX pull request 7865: the runtime is linked statically, so no hook sees a free.
+/// openucx/ucx#7865: the runtime is linked statically, so no hook sees a free.
 #[test]
 fn ucx_7865_a_free_that_no_hook_sees() {
     both(|world, cache| {
@@ -58,8 +58,8 @@ fn ucx_7865_a_free_that_no_hook_sees() {
     });
 }
 
-/// UCX issues 7110 and 7194 (pull request 7204): stream-ordered memory, whose frees had no hook. It is
-/// given out again at once, also in other sizes.
+/// openucx/ucx#7110 and openucx/ucx#7194 (openucx/ucx#7204): stream-ordered memory, whose frees had no
+/// hook. It is given out again at once, also in other sizes.
 #[test]
 fn ucx_7194_stream_ordered_memory() {
     both(|world, cache| {
@@ -74,7 +74,7 @@ fn ucx_7194_stream_ordered_memory() {
     });
 }
 
-/// UCX pull request 11922: an export of managed memory of a pool ends the program in libcuda. It is
+/// openucx/ucx#11922: an export of managed memory of a pool ends the program in libcuda. It is
 /// refused without being tried.
 #[test]
 fn ucx_11922_managed_memory_is_never_exported() {
@@ -86,7 +86,7 @@ fn ucx_11922_managed_memory_is_never_exported() {
     });
 }
 
-/// libfabric issue 8081: a freed region stays registered until somebody registers over it.
+/// ofiwg/libfabric#8081: a freed region stays registered until somebody registers over it.
 #[test]
 fn libfabric_8081_a_freed_region_goes_by_itself() {
     both(|world, cache| {
@@ -102,7 +102,7 @@ fn libfabric_8081_a_freed_region_goes_by_itself() {
     });
 }
 
-/// libfabric issue 9003: a free hook that runs inside CUDA waits for the cache's lock, whose owner waits
+/// ofiwg/libfabric#9003: a free hook that runs inside CUDA waits for the cache's lock, whose owner waits
 /// for CUDA's. Here a hook runs inside a registration, on that thread and on another.
 #[test]
 fn libfabric_9003_a_hook_inside_cuda_waits_for_nobody() {
@@ -122,7 +122,7 @@ fn libfabric_9003_a_hook_inside_cuda_waits_for_nobody() {
     assert_eq!((cache.stats().freed, world.regions()), (1, 1));
 }
 
-/// Open MPI issue 11125: another cache above this one holds what is stale, and so this one never gets rid
+/// open-mpi/ompi#11125: another cache above this one holds what is stale, and so this one never gets rid
 /// of it.
 #[test]
 fn ompi_11125_a_holder_of_a_stale_region_is_in_nobodys_way() {
@@ -138,7 +138,7 @@ fn ompi_11125_a_holder_of_a_stale_region_is_in_nobodys_way() {
     });
 }
 
-/// NCCL pull request 2394: an entry that is removed from the middle breaks the order, and existing
+/// NVIDIA/nccl#2394: an entry that is removed from the middle breaks the order, and existing
 /// regions are registered a second time.
 #[test]
 fn nccl_2394_a_removal_in_the_middle_hides_nothing() {
@@ -173,8 +173,8 @@ fn vccl_36_a_forgotten_domain_has_no_regions() {
     });
 }
 
-/// Mooncake issues 351 and 2511, UCCL issue 839, PyTorch issue 153688: a tensor of expandable segments
-/// lies over several pieces of memory, and its registration fails.
+/// kvcache-ai/Mooncake#351 and kvcache-ai/Mooncake#2511, uccl-project/uccl#839, pytorch/pytorch#153688:
+/// a tensor of expandable segments lies over several pieces of memory, and its registration fails.
 #[test]
 fn mooncake_2511_expandable_segments() {
     both(|world, cache| {

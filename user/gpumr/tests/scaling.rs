@@ -29,7 +29,7 @@ const MOST_OF_A_HIT: u64 = 600;
 /// No call beside few takes nearly as many. A loop that only stepping keeps from its end would never
 /// reach its end.
 const MOST_OF_ALL: u64 = 10_000_000;
-/// How the child ends that may not be traced.
+/// The exit status of a child that may not be traced.
 const UNTRACED: i32 = 77;
 /// The domain of the registrations that are only there, and another.
 const DOMAIN: u32 = 1;

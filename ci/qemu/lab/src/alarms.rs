@@ -17,7 +17,7 @@ pub enum Kind {
     Kmemleak,
     DmaApi,
     Hung,
-    /// A stand-in found that the lab itself was left in a state no test may leave it in.
+    /// A stand-in reports that a test has left the lab in a state in which no test may leave it.
     StandIn,
     Warning,
     Bug,

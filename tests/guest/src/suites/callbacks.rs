@@ -138,7 +138,7 @@ fn each_callback_once_in_order(env: &Env) -> Result<()> {
         callbacks(&deregistered)
     );
     let all = || registered.iter().chain(&deregistered);
-    ensure!(all().all(|e| e.client == "nv_mem"), "somebody else than nv_mem was called");
+    ensure!(all().all(|e| e.client == "nv_mem"), "another client than nv_mem was called");
     let asked = registered.first().context("empty trace")?;
     ensure!(asked.ret > 0, "acquire said {}, wanted more than 0 (\"mine\")", asked.ret);
     ensure!(

@@ -46,8 +46,8 @@ pub fn suite() -> Suite {
     Suite { name: "edu", tests }
 }
 
-/// Returns the tests that take minutes, or hours by the machine's own clock. The time limit allows
-/// for the latter.
+/// Returns the tests that take minutes, or hours by the machine's own clock: the time limit allows for
+/// hours.
 pub fn long() -> Suite {
     let test = |name, run| Test::new(name, Level::Any, run).limit(8 * 3600);
     Suite { name: "edu_long", tests: vec![test("lengths", lengths), test("storm", storm)] }

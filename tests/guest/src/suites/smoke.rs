@@ -420,7 +420,7 @@ fn refused_ranges(env: &Env) -> Result<()> {
 }
 
 /// Tests ranges that begin in GPU memory and end elsewhere, or in other GPU memory. Only our
-/// persistent pins reach into the latter.
+/// persistent pins serve a range that ends in other GPU memory.
 fn leaves_allocation(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(2 * MIB)?;

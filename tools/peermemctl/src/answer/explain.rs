@@ -21,7 +21,7 @@ pub struct Explanation {
     pub looks: &'static str,
     /// Why that matters, and how it is judged.
     pub why: &'static str,
-    /// Where the rule was read by which it judges, if it is another program's.
+    /// The source of the rule by which it judges, if the rule is another program's.
     pub source: Option<&'static str>,
 }
 

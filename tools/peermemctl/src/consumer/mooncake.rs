@@ -87,8 +87,8 @@ fn by_argument(environment: &Environment) -> Option<Refusal> {
     })
 }
 
-/// Returns what Mooncake's configuration says, where it does not say RDMA: what takes a protocol of its own, as
-/// connectors of vLLM and SGLang do, does not read it.
+/// Returns the protocol in Mooncake's configuration if it is not RDMA. The connectors of vLLM and SGLang name a
+/// protocol of their own and do not read the configuration.
 fn by_configuration(environment: &Environment) -> Option<String> {
     let (setting, protocol) = environment.mooncake.as_ref()?;
     let but = "which counts for what takes Mooncake's configuration (its store, LMCache), and not for connectors that give a protocol of their own";

@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(first, Some("ways.refused"));
     }
 
-    /// As where dma-buf works and the module is not installed.
+    /// Tests, for example, a machine where dma-buf works and the module is not installed.
     #[test]
     fn what_is_broken_is_a_cause_where_another_way_works() {
         let mut checks = [

@@ -31,8 +31,8 @@ pub(super) fn takes_open(machine: &Machine) -> bool {
     machine.gpus().iter().all(|gpu| nvidia::has_open_modules(gpu))
 }
 
-/// Returns whether this project's module is what is loaded here, what modprobe would load, or, where no such file is
-/// installed, what is to be installed: others have no use for what it needs of the GPU driver.
+/// Returns whether this machine is for this project's module: it is loaded, or modprobe would load it, or no module
+/// is installed and this one is to be. Only this project's module has a use for what it needs of the GPU driver.
 pub(super) fn is_for_ours(machine: &Machine) -> bool {
     let is_ours = machine.loaded.as_ref().is_some_and(|loaded| loaded.maker == Maker::Ours);
     let is_other = machine.loaded.is_some() && !is_ours || machine.old_module_serves();

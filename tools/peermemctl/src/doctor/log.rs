@@ -1219,7 +1219,7 @@ mod tests {
         assert!(both.is_empty(), "{both:?}");
     }
 
-    /// As newer and older drivers write them.
+    /// Tests the words of newer and of older drivers.
     #[test]
     fn each_recovery_action_has_its_own_cure() {
         let dir = tempfile::tempdir().unwrap();

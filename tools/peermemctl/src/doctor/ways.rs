@@ -360,8 +360,8 @@ pub fn why_unknown(
         .unwrap_or_else(|| "what a program that was asked about does here is not known".to_owned())
 }
 
-/// Returns why it is not known what a program that was asked about does: it takes no way here that is
-/// known, and one may be open to it.
+/// Returns why doctor cannot say which way a program takes that was asked about: no way that is known
+/// here works for it, but one that is not known may.
 fn does_unknown(machine: &Machine, environment: &Environment, asked: &[String]) -> Option<String> {
     let pairings = consumer::pairings_for(machine, environment);
     asked.iter().find_map(|name| {
