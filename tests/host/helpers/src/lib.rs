@@ -6,8 +6,6 @@
 //! allocated is counted. A mutex is one word that a thread reads until it is free: it is held only
 //! briefly, and Miri sees every step.
 
-pub mod sg;
-
 use kernel::backend::Touch;
 use std::alloc::{alloc, dealloc, Layout};
 use std::cell::{Cell, RefCell};

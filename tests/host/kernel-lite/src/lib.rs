@@ -2,8 +2,11 @@
 
 //! Code that the tests of the whole module over kernel-lite share.
 
-pub mod raw;
 pub mod shim;
 
-// This links the module's init_module(), and the module with the functions of shim.rs.
+pub use ::shim::raw;
+
+// These link the module's init_module(), and the module with the functions of shim.rs and of
+// kernel-lite's backend.
+extern crate helpers as _;
 extern crate nvidia_peermem as _;

@@ -5,10 +5,10 @@
 //! generation, and accounting of everything that must be given back.
 
 use crate::raw;
-use helpers::sg::Table;
 use peermem_proc::Stats;
+use shim::{Host, Lists, Table};
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::ThreadId;
@@ -113,7 +113,7 @@ fn free_callback(ticket: u64) {
     let data = std::ptr::without_provenance_mut(usize::try_from(ticket).unwrap());
     // SAFETY: It takes any number.
     if unsafe { nvpm_on_free(data) } != 0 {
-        nvpm_module_put();
+        Machine::nvpm_module_put();
     }
 }
 
@@ -343,108 +343,6 @@ unsafe extern "C" fn invalidate(_handle: *mut c_void, _core_ticket: u64) -> c_in
     0
 }
 
-#[no_mangle]
-extern "C" fn nvpm_param_peerdirect_support() -> c_int {
-    PLAIN.load(SeqCst).into()
-}
-#[no_mangle]
-extern "C" fn nvpm_param_persistent_api_support() -> c_int {
-    PERSISTENT.load(SeqCst).into()
-}
-#[no_mangle]
-extern "C" fn nvpm_param_revocable_fallback() -> c_int {
-    FALLBACK.load(SeqCst).into()
-}
-#[no_mangle]
-extern "C" fn nvpm_module_get() -> c_int {
-    MODULE_REFS.fetch_add(1, SeqCst);
-    1
-}
-#[no_mangle]
-extern "C" fn nvpm_module_put() {
-    assert!(MODULE_REFS.fetch_sub(1, SeqCst) > 0, "more puts than gets");
-}
-#[no_mangle]
-extern "C" fn nvpm_core_present() -> c_int {
-    1
-}
-#[no_mangle]
-extern "C" fn nvpm_uverbs_loaded() -> c_int {
-    1
-}
-#[no_mangle]
-unsafe extern "C" fn nvpm_core_register(
-    client: *const raw::peer_memory_client,
-    hook: *mut raw::invalidate_peer_memory,
-) -> *mut c_void {
-    CLIENTS.lock().unwrap().push(client.expose_provenance());
-    // SAFETY: The module's static object, which is the longer one whatever it says.
-    let (plain, long) = unsafe { (&*client, &*client.cast::<raw::peer_memory_client_ex>()) };
-    let name = plain.name.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect();
-    let extended = plain.version.last().map_or(0, |byte| *byte);
-    let form = Form { name, extended, ex_size: long.ex_size, flags: long.flags, hook: !hook.is_null() };
-    FORMS.lock().unwrap().push(form);
-    if !hook.is_null() {
-        // SAFETY: The caller's promise.
-        unsafe { hook.write(Some(invalidate)) };
-    }
-    client.cast_mut().cast()
-}
-#[no_mangle]
-extern "C" fn nvpm_core_unregister(handle: *mut c_void) {
-    let mut clients = CLIENTS.lock().unwrap();
-    let before = clients.len();
-    clients.retain(|c| *c != handle.addr());
-    assert_eq!(clients.len() + 1, before, "unregistered twice");
-}
-#[no_mangle]
-extern "C" fn nvpm_provider_present() -> c_int {
-    1
-}
-#[no_mangle]
-unsafe extern "C" fn nvpm_p2p_get(
-    va: u64,
-    length: u64,
-    table: *mut *mut raw::nvidia_p2p_page_table,
-    ticket: u64,
-) -> c_int {
-    get(va, length, table, Some(ticket))
-}
-#[no_mangle]
-extern "C" fn nvpm_p2p_put(_va: u64, table: *mut raw::nvidia_p2p_page_table) -> c_int {
-    put(table)
-}
-#[no_mangle]
-extern "C" fn nvpm_p2p_get_persistent(va: u64, length: u64, table: *mut *mut raw::nvidia_p2p_page_table) -> c_int {
-    get(va, length, table, None)
-}
-#[no_mangle]
-extern "C" fn nvpm_p2p_put_persistent(_va: u64, table: *mut raw::nvidia_p2p_page_table) -> c_int {
-    put(table)
-}
-#[no_mangle]
-unsafe extern "C" fn nvpm_p2p_dma_map(
-    _dev: *mut raw::device,
-    _table: *mut raw::nvidia_p2p_page_table,
-    mapping: *mut *mut raw::nvidia_p2p_dma_mapping,
-) -> c_int {
-    ASKED.fetch_add(1, SeqCst);
-    let answer = MAP_ANSWER.load(SeqCst);
-    if answer == 0 {
-        // SAFETY: The caller's local.
-        unsafe { mapping.write(std::ptr::dangling_mut()) };
-    }
-    answer
-}
-#[no_mangle]
-extern "C" fn nvpm_p2p_dma_unmap(
-    _: *mut raw::device,
-    _: *mut raw::nvidia_p2p_page_table,
-    _: *mut raw::nvidia_p2p_dma_mapping,
-) -> c_int {
-    0
-}
-
 static PUT_GATE: RwLock<()> = RwLock::new(());
 /// The guards of the put gate, by the thread that holds them.
 static SHARED: Mutex<Option<HashMap<ThreadId, Held<RwLockReadGuard<'static, ()>>>>> = Mutex::new(None);
@@ -453,129 +351,141 @@ struct Held<T>(#[allow(dead_code)] T);
 // SAFETY: A guard is put in and taken out by the thread that made it.
 unsafe impl<T> Send for Held<T> {}
 
-#[no_mangle]
-extern "C" fn nvpm_put_gate_lock_shared() {
-    let guard = Held(PUT_GATE.read().unwrap());
-    SHARED.lock().unwrap().get_or_insert_default().insert(std::thread::current().id(), guard);
-}
-#[no_mangle]
-extern "C" fn nvpm_put_gate_unlock_shared() {
-    let guard = SHARED.lock().unwrap().get_or_insert_default().remove(&std::thread::current().id());
-    assert!(guard.is_some(), "the put gate was not held");
-}
-#[no_mangle]
-extern "C" fn nvpm_put_gate_lock_exclusive() {
-    let guard = Held(PUT_GATE.write().unwrap());
-    EXCLUSIVE.lock().unwrap().get_or_insert_default().insert(std::thread::current().id(), guard);
-}
-#[no_mangle]
-extern "C" fn nvpm_put_gate_unlock_exclusive() {
-    let guard = EXCLUSIVE.lock().unwrap().get_or_insert_default().remove(&std::thread::current().id());
-    assert!(guard.is_some(), "the put gate was not held");
-}
+/// The machine of these tests. A list of the module is like one of the core.
+struct Machine;
 
-#[no_mangle]
-unsafe extern "C" fn nvpm_current_process(process: *mut raw::nvpm_process) {
-    // SAFETY: The caller's local.
-    unsafe { process.write(raw::nvpm_process { start_ns: 1, tgid: PROCESS.load(SeqCst) }) };
-}
-#[no_mangle]
-unsafe extern "C" fn nvpm_current_comm(comm: *mut u8) {
-    let name = *COMM.lock().unwrap();
-    // SAFETY: Room for sixteen bytes.
-    unsafe { comm.copy_from_nonoverlapping(name.as_ptr(), 16) };
-}
-#[no_mangle]
-extern "C" fn nvpm_current_task() -> u64 {
-    std::thread_local! { static TASK: u8 = const { 0 } };
-    TASK.with(|task| (&raw const *task).addr() as u64)
-}
-#[no_mangle]
-extern "C" fn nvpm_now_ns() -> u64 {
-    CLOCK.fetch_add(1, SeqCst)
-}
-#[no_mangle]
-extern "C" fn nvpm_real_ns() -> u64 {
-    CLOCK.fetch_add(1, SeqCst)
-}
-#[no_mangle]
-extern "C" fn nvpm_cond_resched() {}
-#[no_mangle]
-extern "C" fn nvpm_pause() {}
-#[no_mangle]
-extern "C" fn nvpm_preempt_disable() {}
-#[no_mangle]
-extern "C" fn nvpm_preempt_enable() {}
+shim::host!(Machine);
+shim::lists!(Machine);
 
-#[no_mangle]
-extern "C" fn nvpm_is_killed() -> c_int {
-    0
-}
-#[no_mangle]
-extern "C" fn nvpm_page_size() -> u64 {
-    4096
-}
-#[no_mangle]
-extern "C" fn nvpm_device_is_pci(_: *mut raw::device) -> c_int {
-    1
-}
-#[no_mangle]
-extern "C" fn nvpm_device_number(_: *mut raw::device) -> u64 {
-    NIC.load(SeqCst)
-}
-#[no_mangle]
-extern "C" fn nvpm_device_segment_limit(_: *mut raw::device) -> u64 {
-    SEGMENT_LIMIT.load(SeqCst)
-}
-#[no_mangle]
-unsafe extern "C" fn nvpm_provider_bar(address: u64, bar: *mut raw::nvpm_bar) -> c_int {
-    assert!(address >= BAR);
-    // SAFETY: The caller's local.
-    unsafe { bar.write(raw::nvpm_bar { start: BAR, last: BAR + BAR_LENGTH - 1, bus_offset: 0, device: 0x40 }) };
-    0
-}
-#[no_mangle]
-extern "C" fn nvpm_forget_gpus() {}
-#[no_mangle]
-unsafe extern "C" fn nvpm_dma_map(_: *mut raw::device, address: u64, length: u64, dma: *mut u64) -> c_int {
-    if length > LONGEST_BLOCK.load(SeqCst) {
-        return -5;
+impl Lists for Machine {}
+
+impl Host for Machine {
+    fn nvpm_param_peerdirect_support() -> c_int {
+        PLAIN.load(SeqCst).into()
     }
-    MAPPED.fetch_add(1, SeqCst);
-    // Choose a multiple of the length, rounded up to a power of two, as an IOMMU does.
-    let block = length.next_power_of_two();
-    let at = NEXT_DMA.fetch_update(SeqCst, SeqCst, |next| Some(next.next_multiple_of(block) + block)).unwrap();
-    let at = if UNTRANSLATED.load(SeqCst) { address } else { at.next_multiple_of(block) };
-    let at = at + if length > PAGE { DMA_SKEW.load(SeqCst) } else { 0 };
-    MAPPINGS.lock().unwrap().insert(at, (address, length));
-    // SAFETY: The caller's local.
-    unsafe { dma.write(at) };
-    0
-}
-#[no_mangle]
-extern "C" fn nvpm_dma_unmap(_: *mut raw::device, dma: u64, length: u64) {
-    let mapped = MAPPINGS.lock().unwrap().remove(&dma).map(|(_, length)| length);
-    assert_eq!(mapped, Some(length), "unmapped at {dma:#x} what was not mapped so");
-    MAPPED.fetch_sub(1, SeqCst);
-}
-/// Somebody listens, so that tracepoints are emitted.
-#[no_mangle]
-#[allow(non_upper_case_globals)]
-static nvpm_trace_listened: u32 = 1;
-#[no_mangle]
-extern "C" fn nvpm_trace_registration(_: u32, _: *const raw::nvpm_traced, _: c_int, _: u64) {}
-#[no_mangle]
-extern "C" fn nvpm_trace_late_callback(_: u64) {}
-#[no_mangle]
-extern "C" fn nvpm_trace_failure(_: u64, _: u64, _: c_int, _: *const c_char, _: usize) {}
-#[no_mangle]
-extern "C" fn nvpm_proc_create() -> c_int {
-    0
-}
-#[no_mangle]
-extern "C" fn nvpm_proc_remove() {}
-#[no_mangle]
-unsafe extern "C" fn nvpm_proc_write(seq: *mut c_void, text: *const u8, length: usize) {
-    // SAFETY: The vector of `written()`, and `length` bytes of the module.
-    unsafe { (*seq.cast::<Vec<u8>>()).extend_from_slice(std::slice::from_raw_parts(text, length)) };
+    fn nvpm_param_persistent_api_support() -> c_int {
+        PERSISTENT.load(SeqCst).into()
+    }
+    fn nvpm_param_revocable_fallback() -> c_int {
+        FALLBACK.load(SeqCst).into()
+    }
+    fn nvpm_module_get() -> c_int {
+        MODULE_REFS.fetch_add(1, SeqCst);
+        1
+    }
+    fn nvpm_module_put() {
+        assert!(MODULE_REFS.fetch_sub(1, SeqCst) > 0, "more puts than gets");
+    }
+    unsafe fn nvpm_core_register(
+        client: *const raw::peer_memory_client,
+        hook: *mut raw::invalidate_peer_memory,
+    ) -> *mut c_void {
+        CLIENTS.lock().unwrap().push(client.expose_provenance());
+        // SAFETY: The module's static object, which is the longer one whatever it says.
+        let (plain, long) = unsafe { (&*client, &*client.cast::<raw::peer_memory_client_ex>()) };
+        let name = plain.name.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect();
+        let extended = plain.version.last().map_or(0, |byte| *byte);
+        let form = Form { name, extended, ex_size: long.ex_size, flags: long.flags, hook: !hook.is_null() };
+        FORMS.lock().unwrap().push(form);
+        if !hook.is_null() {
+            // SAFETY: The caller's promise.
+            unsafe { hook.write(Some(invalidate)) };
+        }
+        client.cast_mut().cast()
+    }
+    fn nvpm_core_unregister(handle: *mut c_void) {
+        let mut clients = CLIENTS.lock().unwrap();
+        let before = clients.len();
+        clients.retain(|c| *c != handle.addr());
+        assert_eq!(clients.len() + 1, before, "unregistered twice");
+    }
+    unsafe fn nvpm_p2p_get(va: u64, length: u64, table: *mut *mut raw::nvidia_p2p_page_table, ticket: u64) -> c_int {
+        get(va, length, table, Some(ticket))
+    }
+    fn nvpm_p2p_put(_va: u64, table: *mut raw::nvidia_p2p_page_table) -> c_int {
+        put(table)
+    }
+    unsafe fn nvpm_p2p_get_persistent(va: u64, length: u64, table: *mut *mut raw::nvidia_p2p_page_table) -> c_int {
+        get(va, length, table, None)
+    }
+    fn nvpm_p2p_put_persistent(_va: u64, table: *mut raw::nvidia_p2p_page_table) -> c_int {
+        put(table)
+    }
+    unsafe fn nvpm_p2p_dma_map(
+        _dev: *mut raw::device,
+        _table: *mut raw::nvidia_p2p_page_table,
+        mapping: *mut *mut raw::nvidia_p2p_dma_mapping,
+    ) -> c_int {
+        ASKED.fetch_add(1, SeqCst);
+        let answer = MAP_ANSWER.load(SeqCst);
+        if answer == 0 {
+            // SAFETY: The caller's local.
+            unsafe { mapping.write(std::ptr::dangling_mut()) };
+        }
+        answer
+    }
+    fn nvpm_put_gate_lock_shared() {
+        let guard = Held(PUT_GATE.read().unwrap());
+        SHARED.lock().unwrap().get_or_insert_default().insert(std::thread::current().id(), guard);
+    }
+    fn nvpm_put_gate_unlock_shared() {
+        let guard = SHARED.lock().unwrap().get_or_insert_default().remove(&std::thread::current().id());
+        assert!(guard.is_some(), "the put gate was not held");
+    }
+    fn nvpm_put_gate_lock_exclusive() {
+        let guard = Held(PUT_GATE.write().unwrap());
+        EXCLUSIVE.lock().unwrap().get_or_insert_default().insert(std::thread::current().id(), guard);
+    }
+    fn nvpm_put_gate_unlock_exclusive() {
+        let guard = EXCLUSIVE.lock().unwrap().get_or_insert_default().remove(&std::thread::current().id());
+        assert!(guard.is_some(), "the put gate was not held");
+    }
+    unsafe fn nvpm_current_process(process: *mut raw::nvpm_process) {
+        // SAFETY: The caller's local.
+        unsafe { process.write(raw::nvpm_process { start_ns: 1, tgid: PROCESS.load(SeqCst) }) };
+    }
+    unsafe fn nvpm_current_comm(comm: *mut u8) {
+        let name = *COMM.lock().unwrap();
+        // SAFETY: Room for sixteen bytes.
+        unsafe { comm.copy_from_nonoverlapping(name.as_ptr(), 16) };
+    }
+    fn nvpm_current_task() -> u64 {
+        std::thread_local! { static TASK: u8 = const { 0 } };
+        TASK.with(|task| (&raw const *task).addr() as u64)
+    }
+    fn nvpm_now_ns() -> u64 {
+        CLOCK.fetch_add(1, SeqCst)
+    }
+    fn nvpm_device_number(_: *mut raw::device) -> u64 {
+        NIC.load(SeqCst)
+    }
+    fn nvpm_device_segment_limit(_: *mut raw::device) -> u64 {
+        SEGMENT_LIMIT.load(SeqCst)
+    }
+    unsafe fn nvpm_provider_bar(address: u64, bar: *mut raw::nvpm_bar) -> c_int {
+        assert!(address >= BAR);
+        // SAFETY: The caller's local.
+        unsafe { bar.write(raw::nvpm_bar { start: BAR, last: BAR + BAR_LENGTH - 1, bus_offset: 0, device: 0x40 }) };
+        0
+    }
+    unsafe fn nvpm_dma_map(_: *mut raw::device, address: u64, length: u64, dma: *mut u64) -> c_int {
+        if length > LONGEST_BLOCK.load(SeqCst) {
+            return -5;
+        }
+        MAPPED.fetch_add(1, SeqCst);
+        // Choose a multiple of the length, rounded up to a power of two, as an IOMMU does.
+        let block = length.next_power_of_two();
+        let at = NEXT_DMA.fetch_update(SeqCst, SeqCst, |next| Some(next.next_multiple_of(block) + block)).unwrap();
+        let at = if UNTRANSLATED.load(SeqCst) { address } else { at.next_multiple_of(block) };
+        let at = at + if length > PAGE { DMA_SKEW.load(SeqCst) } else { 0 };
+        MAPPINGS.lock().unwrap().insert(at, (address, length));
+        // SAFETY: The caller's local.
+        unsafe { dma.write(at) };
+        0
+    }
+    fn nvpm_dma_unmap(_: *mut raw::device, dma: u64, length: u64) {
+        let mapped = MAPPINGS.lock().unwrap().remove(&dma).map(|(_, length)| length);
+        assert_eq!(mapped, Some(length), "unmapped at {dma:#x} what was not mapped so");
+        MAPPED.fetch_sub(1, SeqCst);
+    }
 }

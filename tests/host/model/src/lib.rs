@@ -36,9 +36,10 @@ pub mod cli;
 pub mod explore;
 pub mod gpu;
 mod order;
-pub mod raw;
 pub mod rdma;
 pub mod rt;
 pub mod scenario;
 mod shim;
 pub mod world;
+
+pub use ::shim::raw;

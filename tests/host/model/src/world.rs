@@ -481,27 +481,16 @@ pub fn check_end() {
     }
 }
 
-#[no_mangle]
-extern "C" fn nvpm_module_get() -> c_int {
-    rt::touch(MODULE, false, "try_module_get");
-    if w().going {
-        return 0;
-    }
-    w().refs += 1;
-    1
-}
-
 /// Runs the free callback, as src/ffi/callback.c has it: it leaves the module's text before it
 /// gives the reference back.
 pub(crate) fn free_callback(data: *mut c_void) {
     // SAFETY: As the provider calls it.
     if in_text(|| unsafe { (w().module.on_free)(data) }) != 0 {
-        nvpm_module_put();
+        module_put();
     }
 }
 
-#[no_mangle]
-extern "C" fn nvpm_module_put() {
+pub(crate) fn module_put() {
     rt::touch(MODULE, false, "module_put");
     match w().refs.checked_sub(1) {
         Some(refs) => w().refs = refs,

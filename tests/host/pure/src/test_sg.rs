@@ -4,6 +4,13 @@ use crate::raw;
 use crate::sg::{cap, cut, entries, trim, BadPage, Coalescer, Extent, Room, Run, Runs, Table};
 use proptest::prelude::*;
 
+/// Stands for the kernel, of which `sg` needs the lists alone.
+struct Kernel;
+
+shim::lists!(Kernel);
+
+impl shim::Lists for Kernel {}
+
 /// Returns pages of one size in stretches, as a provider's table lists them.
 fn pages() -> impl Strategy<Value = (u64, Vec<u64>)> {
     let size = prop::sample::select(vec![4096u64, 65536, 131_072]);
@@ -172,8 +179,8 @@ proptest! {
         let room = Room::new();
         // SAFETY: The room is a local, and the only table in it is dropped first.
         let table = unsafe { Table::new(runs.iter().copied(), cap, &room) }.expect("memory");
-        let (mut published, mut nmap) = (helpers::sg::Table::default(), 0);
-        let to: *mut helpers::sg::Table = &mut published;
+        let (mut published, mut nmap) = (shim::Table::default(), 0);
+        let to: *mut shim::Table = &mut published;
         // SAFETY: Both places outlive the call.
         unsafe { table.publish(to.cast::<raw::sg_table>(), &mut nmap) };
         prop_assert_eq!(usize::try_from(nmap), Ok(wanted.len()));
