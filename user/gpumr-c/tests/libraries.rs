@@ -259,14 +259,18 @@ fn a_thread_without_a_context_is_served() {
         let cache =
             Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::only(Way::DmaBuf), Limits::default());
         let pd = domain();
-        for memory in [stand_ins.allocate(8192), stand_ins.of_a_pool(8192)] {
+        let (neighbour, small) = (stand_ins.allocate(512), stand_ins.allocate(512));
+        assert_eq!(neighbour.end(), small.start());
+        // The page of what is registered begins where nothing is allocated.
+        stand_ins.free(neighbour.start());
+        for memory in [small, stand_ins.allocate(8192), stand_ins.of_a_pool(8192)] {
             std::thread::scope(|scope| {
                 let register = || cache.register(pd, memory.start(), memory.length(), 1).map(|lease| lease.lkey());
                 let key = scope.spawn(register).join().unwrap().unwrap();
                 assert_eq!(register().unwrap(), key, "a hit for a thread with one");
             });
         }
-        assert_eq!(stand_ins.counts(), [0, 2, 2]);
+        assert_eq!(stand_ins.counts(), [0, 3, 3]);
     });
 }
 

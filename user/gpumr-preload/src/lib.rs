@@ -270,7 +270,7 @@ fn by_dma_buf(verbs: &Functions, wanted: &Wanted, error: c_int) -> *mut RawMr {
         }
         let range = Range::new(at, length).map_err(say).ok()?;
         let pages = range.widened(page_size())?;
-        let fd = cuda.export(pages).map_err(|why| match Identity::read(cuda, range) {
+        let fd = cuda.export(pages, range).map_err(|why| match Identity::read(cuda, range) {
             // This says more than CUDA's own word.
             Err(cause) => say(cause),
             Ok(_) => say(format!("{range} by dma-buf: {why}{}", Memory::of(cuda, at).why())),

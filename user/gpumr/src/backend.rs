@@ -96,9 +96,9 @@ pub trait Gpu: Send + Sync + 'static {
     fn exports(&self) -> io::Result<()> {
         Ok(())
     }
-    /// Exports the range as a dma-buf, which consists of whole pages of the system. Errors are in
-    /// words.
-    fn export(&self, range: Range) -> Result<OwnedFd, String>;
+    /// Exports `pages`, whole pages of the system around `memory`, as a dma-buf. Where they begin,
+    /// nothing may be allocated. Errors are in words.
+    fn export(&self, pages: Range, memory: Range) -> Result<OwnedFd, String>;
     /// Returns a number that changes when CUDA restored the process from a checkpoint: all memory
     /// is then new, under its old numbers. Returns `None` if nobody can see that.
     fn epoch(&self) -> Option<u64> {

@@ -351,12 +351,13 @@ impl Gpu for Cuda {
         self.handle.as_ref().map(|_| ()).ok_or_else(lacks)
     }
 
-    fn export(&self, range: Range) -> Result<OwnedFd, String> {
+    fn export(&self, pages: Range, memory: Range) -> Result<OwnedFd, String> {
         let handle = self.handle.as_ref().ok_or(NO_EXPORT)?;
         let fd: Cell<c_int> = Cell::new(-1);
-        let (at, length) = (range.start(), range.length() as usize);
+        let (at, length) = (pages.start(), pages.length() as usize);
         // SAFETY: A local; the range is made of whole pages, and a wrong one is refused.
-        let status = self.in_context(at, || unsafe { handle(fd.as_ptr(), at, length, DMA_BUF_FD, self.flags) });
+        let status =
+            self.in_context(memory.start(), || unsafe { handle(fd.as_ptr(), at, length, DMA_BUF_FD, self.flags) });
         let fd = fd.get();
         if status != 0 || fd < 0 {
             return Err(format!("cuMemGetHandleForAddressRange: {}", self.words(status)));

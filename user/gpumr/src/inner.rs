@@ -571,7 +571,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         let (export, fd) = match self.exported(&range, &pages, identity) {
             Some(shared) => shared,
             None => {
-                let fd = Arc::new(Closed::in_children(self.gpu.export(pages).map_err(Refusal::Export)?));
+                let fd = Arc::new(Closed::in_children(self.gpu.export(pages, range).map_err(Refusal::Export)?));
                 let export = Arc::new(Export::new(pages, &fd));
                 let mut state = lock(&self.state);
                 let oldest = state.keep(&export);

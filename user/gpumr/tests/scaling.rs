@@ -53,7 +53,7 @@ impl Gpu for Pages {
         Range::new(address / PAGE * PAGE, PAGE).ok()
     }
 
-    fn export(&self, _: Range) -> Result<OwnedFd, String> {
+    fn export(&self, _: Range, _: Range) -> Result<OwnedFd, String> {
         File::open("/dev/null").map(OwnedFd::from).map_err(|error| error.to_string())
     }
 

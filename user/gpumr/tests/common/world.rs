@@ -357,7 +357,7 @@ impl Gpu for World {
         self.state().block(address).map(|block| block.range)
     }
 
-    fn export(&self, range: Range) -> Result<OwnedFd, String> {
+    fn export(&self, range: Range, _: Range) -> Result<OwnedFd, String> {
         super::step();
         let mut state = self.state();
         if state.no_export {
