@@ -30,6 +30,9 @@ use std::time::{Duration, Instant};
 const PAUSE: u32 = 20;
 /// The name of a driver's file of which CUDA has one open.
 const CONTROL: &str = "nvidiactl";
+/// What Linux adds to the name of an open file that was removed, like a device node that somebody
+/// made anew.
+const GONE: &str = " (deleted)";
 /// Linux's fcntl commands for the signal of an open file, which is 0 until somebody sets it.
 const SET_SIGNAL: c_int = 10;
 const GET_SIGNAL: c_int = 11;
@@ -213,7 +216,8 @@ fn open() -> Option<Vec<RawFd>> {
     tests::slow();
     let of_driver = |file: std::fs::DirEntry| {
         let path = std::fs::read_link(file.path()).ok()?;
-        (path.file_name()? == CONTROL).then(|| file.file_name().to_str()?.parse().ok())?
+        let name = path.file_name()?.to_str()?;
+        (name.strip_suffix(GONE).unwrap_or(name) == CONTROL).then(|| file.file_name().to_str()?.parse().ok())?
     };
     Some(std::fs::read_dir("/proc/self/fd").ok()?.flatten().filter_map(of_driver).collect())
 }
@@ -245,6 +249,27 @@ mod tests {
         static LOOKS: Cell<(Duration, u32)> = const { Cell::new((Duration::ZERO, 0)) };
     }
 
+    /// The files of one test are open in the whole process.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    /// Returns the folder in which a test has its driver's file.
+    fn folder(name: &str) -> std::path::PathBuf {
+        let folder = std::env::temp_dir().join(format!("gpumr-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    fn open_in(folder: &std::path::Path) -> File {
+        File::options().read(true).write(true).create(true).truncate(false).open(folder.join(CONTROL)).unwrap()
+    }
+
+    fn next_tick() {
+        let now = tick();
+        while tick() == now {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     pub(super) fn slow() {
         let (takes, looks) = LOOKS.get();
         LOOKS.set((takes, looks + 1));
@@ -255,16 +280,9 @@ mod tests {
     /// CUDA 12.8 each hit might need one once another library has closed the driver's file.
     #[test]
     fn hits_seldom_look_for_new_files() {
-        let folder = std::env::temp_dir().join(format!("gpumr-checkpoint-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let open =
-            || File::options().read(true).write(true).create(true).truncate(false).open(folder.join(CONTROL)).unwrap();
-        let next_tick = || {
-            let now = tick();
-            while tick() == now {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        };
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let folder = folder("looks");
+        let open = || open_in(&folder);
         let unknown = || None;
         let watch = Watch::default();
         let (cuda, nvml) = (open(), open());
@@ -291,6 +309,24 @@ mod tests {
         drop((cuda, restored));
         next_tick();
         assert_ne!(watch.epoch(unknown), Some(new), "closed again");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// A device node that is made anew while CUDA has the old one open, as by a driver's service or
+    /// in a container, is another file of the same name. CUDA's then has none.
+    #[test]
+    fn a_file_whose_name_is_gone_is_watched() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let folder = folder("renewed");
+        let (watch, cuda) = (Watch::default(), open_in(&folder));
+        std::fs::remove_file(folder.join(CONTROL)).unwrap();
+        let runs = || Some(true);
+        let first = watch.fresh_epoch(runs).unwrap();
+        drop(cuda);
+        let restored = open_in(&folder);
+        next_tick();
+        assert_ne!(watch.epoch(runs), Some(first), "a checkpoint is not seen");
+        drop(restored);
         std::fs::remove_dir_all(folder).unwrap();
     }
 }
