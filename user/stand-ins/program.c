@@ -515,6 +515,31 @@ static void forks(uint64_t at)
 	ibv_dereg_mr(mr);
 }
 
+/* Forks in the same way, and changes a region in the child. */
+static void rereg_forks(uint64_t at)
+{
+	struct ibv_mr *mr = ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE);
+	int stop = 0, other = 0, status;
+	pthread_t thread;
+
+	pthread_create(&thread, NULL, busy, &stop);
+	for (int i = 0; i < 300; i++) {
+		pid_t child = fork();
+
+		if (!child) {
+			alarm(10);
+			status = ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, (void *)at, 100, 0);
+			_exit(status && (status != -1 || errno != EOPNOTSUPP));
+		}
+		waitpid(child, &status, 0);
+		other += status != 0;
+	}
+	stop = 1;
+	pthread_join(thread, NULL);
+	printf("other answers: %d\n", other);
+	ibv_dereg_mr(mr);
+}
+
 /* Closes its device without deallocating the domain. */
 static void closes(uint64_t at)
 {
@@ -622,6 +647,7 @@ int main(int argc, char **argv)
 		void (*run)(uint64_t at);
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
 		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg }, { "rereg-beside", rereg_beside },
+		      { "rereg-forks", rereg_forks },
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
 		      { "exits", exits }, { "exits-registering", exits_registering }, { "kept", kept }, { "beside", beside }, { "shortage", shortage }, { "restored", restored },
 		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "contexts-go", contexts_go }, { "broken", broken },

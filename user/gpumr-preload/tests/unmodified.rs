@@ -111,6 +111,21 @@ fn a_function_found_by_name_is_reached_where_libibverbs_can_be_caught() {
     }
 }
 
+/// Returns the manual page.
+fn page() -> String {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/libgpumr-preload.so.7"));
+    page.expect("readable")
+}
+
+/// Returns the manual page without the marks of its fonts and lines.
+fn manual() -> String {
+    let plain = |line: &str| match line.strip_prefix(".BR ") {
+        Some(name) => name.replace(" (", "("),
+        None => line.trim_start_matches(".B ").to_owned(),
+    };
+    page().lines().map(plain).collect::<Vec<_>>().join(" ")
+}
+
 /// Builds a program with a plug-in that brings a libibverbs of its own, as Python's wheels do. If
 /// `linked`, the program has one, too.
 fn with_plugin(name: &str, linked: bool) -> PathBuf {
@@ -175,8 +190,7 @@ fn the_manual_page_says_whom_the_library_reaches() {
     let is_passed_on = out.contains("plug-in, own dma-buf: registered\n") && ex.contains("a dma-buf: addr right\n");
     rows.push(("registers a dma\\-buf itself", if is_passed_on { "passed on" } else { "not reached" }));
 
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/libgpumr-preload.so.7"));
-    let page = page.expect("readable");
+    let page = page();
     let table = page.split_once(".TS\n").and_then(|(_, rest)| rest.split_once(".TE\n")).expect("a table").0;
     let (_, table) = table.split_once("_\n").expect("a head");
     let shown: Vec<(&str, &str)> = table.lines().filter_map(|line| line.split_once('\t')).collect();
@@ -510,6 +524,20 @@ fn with_the_cache_a_region_can_be_changed() {
         let kept = if settings.is_empty() { 0 } else { 1 };
         assert!(out.contains(&format!("kept {kept}\ndealloc: 0\n")) && out.contains("live 0\n"), "{out}");
     }
+    assert!(manual().contains(
+        "With the cache, a region that ibv_rereg_mr(3) has changed is the program's alone, and is deregistered when \
+         the program does so."
+    ));
+}
+
+/// A child whose parent's thread had the leases at the fork cannot know whose region it changes.
+#[test]
+fn a_child_that_cannot_know_changes_no_region() {
+    let (out, said) = run(&build("rereg-forks", Without::Nothing), "rereg-forks", true, &CACHE);
+    assert!(out.starts_with("other answers: 0\n"), "{out}{said}");
+    assert!(said.lines().all(|line| line.contains("ibv_rereg_mr() in a child of the process")), "{said}");
+    let says = "In a child that was forked while another thread registered or deregistered, it fails with EOPNOTSUPP.";
+    assert!(manual().contains(says), "{}", manual());
 }
 
 /// Threads use one buffer, and one of them changes what it gets. Nobody else gets that.
