@@ -25,8 +25,9 @@
  * not be asked any more; this may take long
  * (STAND_IN_SLOW_EXIT). Managed memory has pages of the CPU, unless STAND_IN_MANAGED_ON_GPU is set.
  * After stand_in_break() each question is answered with ILLEGAL_ADDRESS (700), as after a kernel's
- * fault. Pages are of 64 KiB with LARGE_PAGES, as on arm64. Left out: costs, virtual memory, peer
- * access. STAND_IN_MEMORY bounds the bytes of each GPU that allocations of more than 1 MiB may take, in
+ * fault. Pages are of 64 KiB with LARGE_PAGES, as on arm64. cuCheckpointProcessLock() makes each call
+ * wait until the process is unlocked. A segment of virtual memory has a number of its own; its range is
+ * the whole reservation, and it belongs to no context. Left out: costs, peer access. STAND_IN_MEMORY bounds the bytes of each GPU that allocations of more than 1 MiB may take, in
  * whole blocks; what is exported stays taken until the last descriptor of its dma-buf is closed and the
  * last region of it deregistered (lock_file()). */
 #include <dlfcn.h>
@@ -43,7 +44,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { HOST = 1, DEVICE = 2, BLOCKS = 64, CONTEXTS = 8, GPUS = 2 };
+enum { HOST = 1, DEVICE = 2, BLOCKS = 256, CONTEXTS = 8, GPUS = 2 };
 #define GRANULE 512ul
 #define BACKING (2ul << 20)
 #define ARENA (16ul << 30)
@@ -74,7 +75,13 @@ static struct block {
 	unsigned int type, managed, pooled;
 	int device, first;
 	struct context *context;
+	struct reservation {
+		uint64_t at, size;
+	} * reserved;
 } blocks[BLOCKS];
+static struct reservation reservations[BLOCKS];
+/* Whoever reads or changes memory or contexts has this. A locked process has it until it is unlocked. */
+static pthread_mutex_t memory = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static uint64_t last_id;
 static struct context primaries[GPUS];
 static unsigned int users[GPUS], made;
@@ -242,7 +249,7 @@ void stand_in_signal_inside(void)
 
 /* dma-bufs: each is the file beside this library, opened anew, with a lock on the byte of its number.
  * The lock goes with the last descriptor, wherever that is. */
-enum { EXPORTS = 4096, KEPT = 64 };
+enum { EXPORTS = 4096, KEPT = 4096 };
 static struct export {
 	uint64_t from, to;
 } exports[EXPORTS];
@@ -348,45 +355,65 @@ static int fits(const struct block *new)
 		if (new->size > BACKING / 2 && (new->at & -BACKING) < to && from < ((new->at + new->size + BACKING - 1) & -BACKING))
 			return 0;
 	}
+	for (struct reservation *r = reservations; r < reservations + BLOCKS; r++)
+		if (r->size && r != new->reserved && (new->at & -BACKING) < r->at + r->size && r->at < new->at + new->size)
+			return 0;
 	return new->at + new->size <= arena + ARENA;
+}
+
+static int arena_made(void)
+{
+	char *at;
+
+	if (control < 0)
+		open_control();
+	if (arena)
+		return 1;
+	at = mmap(NULL, ARENA + BACKING, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (at != MAP_FAILED)
+		arena = ((uintptr_t)at + BACKING - 1) & -BACKING;
+	return at != MAP_FAILED;
+}
+
+/* Puts a block at its address, or at the first at which it can lie. */
+static int place(struct block *new)
+{
+	struct block *slot = NULL;
+
+	for (struct block *b = blocks; b < blocks + BLOCKS; b++) {
+		if (!b->id && !slot)
+			slot = b;
+		if (b->id && b->pooled)
+			new->first = 0;
+	}
+	if (!new->at)
+		for (new->at = arena; new->at < arena + ARENA; new->at += new->size > BACKING / 2 ? BACKING : GRANULE)
+			if (fits(new))
+				break;
+	if (!slot || !new->size || new->at >= arena + ARENA)
+		return 2;
+	if (new->type == DEVICE && backing(new->size) && taken(new->device) + backing(new->size) > total())
+		return 2;
+	new->id = ++last_id;
+	*slot = *new;
+	return 0;
 }
 
 static int allocate(uint64_t *out, uint64_t size, unsigned int type, unsigned int managed, unsigned int pooled)
 {
-	struct block *slot = NULL, *b;
 	struct block new = { .size = size, .type = type, .managed = managed, .pooled = pooled, .first = 1 };
 	int status = context();
 
 	if (status)
 		return status;
-	if (control < 0)
-		open_control();
-	if (!arena) {
-		char *at = mmap(NULL, ARENA + BACKING, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-		if (at == MAP_FAILED)
-			return 2;
-		arena = ((uintptr_t)at + BACKING - 1) & -BACKING;
-	}
-	for (b = blocks; b < blocks + BLOCKS; b++) {
-		if (!b->id && !slot)
-			slot = b;
-		if (b->id && b->pooled)
-			new.first = 0;
-	}
+	pthread_mutex_lock(&memory);
 	new.device = contexts[current]->device;
 	new.context = pooled ? NULL : contexts[current];
-	for (new.at = arena; new.at < arena + ARENA; new.at += size > BACKING / 2 ? BACKING : GRANULE)
-		if (fits(&new))
-			break;
-	if (!slot || !size || new.at >= arena + ARENA)
-		return 2;
-	if (type == DEVICE && backing(size) && taken(new.device) + backing(size) > total())
-		return 2;
-	new.id = ++last_id;
-	*slot = new;
-	*out = new.at;
-	return 0;
+	status = arena_made() ? place(&new) : 2;
+	pthread_mutex_unlock(&memory);
+	if (!status)
+		*out = new.at;
+	return status;
 }
 
 int cuInit(unsigned int flags)
@@ -410,10 +437,12 @@ int cuDevicePrimaryCtxRetain(struct context **context, int device)
 		return status;
 	if (device < 0 || device >= GPUS)
 		return 101;
+	pthread_mutex_lock(&memory);
 	if (!users[device]++)
 		made++;
 	primaries[device].device = device;
 	primaries[device].live = 1;
+	pthread_mutex_unlock(&memory);
 	*context = primaries + device;
 	return 0;
 }
@@ -438,8 +467,10 @@ int cuDevicePrimaryCtxRelease_v2(int device)
 		return status;
 	if (device < 0 || device >= GPUS || !users[device])
 		return 101;
+	pthread_mutex_lock(&memory);
 	if (!--users[device])
 		destroy(primaries + device);
+	pthread_mutex_unlock(&memory);
 	return 0;
 }
 
@@ -479,6 +510,30 @@ int cuCtxDestroy_v2(struct context *context)
 	if (contexts[current] == context && current)
 		current--;
 	return 0;
+}
+
+int cuCtxSetCurrent(struct context *context)
+{
+	int status = state();
+
+	if (!status)
+		contexts[current] = context;
+	return status;
+}
+
+int cuCtxGetCurrent(struct context **context)
+{
+	int status = state();
+
+	if (!status)
+		*context = contexts[current];
+	return status;
+}
+
+int cuDeviceGetCount(int *count)
+{
+	*count = GPUS;
+	return state();
 }
 
 int cuCtxPushCurrent_v2(struct context *context)
@@ -529,16 +584,153 @@ int cuMemHostAlloc(void **at, size_t size, unsigned int flags)
 
 int cuMemFree_v2(uint64_t at)
 {
-	struct block *b = find(at);
+	struct block *b;
 	int status = context();
 
 	if (status)
 		return status;
-	if (!b || b->at != at)
-		return 1;
-	give_back(b);
+	pthread_mutex_lock(&memory);
+	b = find(at);
+	status = b && b->at == at ? 0 : 1;
+	if (!status)
+		give_back(b);
+	pthread_mutex_unlock(&memory);
+	return status;
+}
+
+int cuMemFreeAsync(uint64_t at, void *stream)
+{
+	return stream ? 400 : cuMemFree_v2(at);
+}
+
+int cuStreamSynchronize(void *stream)
+{
+	return stream ? 400 : context();
+}
+
+#ifndef WITHOUT_NEW_CUDA
+int cuMemAddressReserve(uint64_t *at, size_t size, size_t alignment, uint64_t wanted, unsigned long long flags)
+{
+	struct block new = { .size = size };
+	struct reservation *r = reservations;
+	int status = state();
+
+	if (status || size % BACKING || alignment || wanted || flags)
+		return status ? status : 1;
+	pthread_mutex_lock(&memory);
+	while (r < reservations + BLOCKS && r->size)
+		r++;
+	if (!arena_made() || r == reservations + BLOCKS)
+		status = 2;
+	for (new.at = arena; !status && !fits(&new); new.at += BACKING)
+		if (new.at + size > arena + ARENA)
+			status = 2;
+	if (!status)
+		*r = (struct reservation){ *at = new.at, size };
+	pthread_mutex_unlock(&memory);
+	return status;
+}
+
+static struct reservation *reserved(uint64_t at, uint64_t size)
+{
+	for (struct reservation *r = reservations; r < reservations + BLOCKS; r++)
+		if (r->size && at >= r->at && at + size <= r->at + r->size)
+			return r;
+	return NULL;
+}
+
+int cuMemAddressFree(uint64_t at, size_t size)
+{
+	struct reservation *r;
+
+	pthread_mutex_lock(&memory);
+	r = reserved(at, size);
+	if (r)
+		r->size = 0;
+	pthread_mutex_unlock(&memory);
+	return r ? 0 : 1;
+}
+
+/* A handle says the GPU only: memory has its number once it is mapped. */
+int cuMemCreate(uint64_t *handle, size_t size, const int *property, unsigned long long flags)
+{
+	*handle = 1 + property[3];
+	return state() ? state() : size % BACKING || flags;
+}
+
+int cuMemMap(uint64_t at, size_t size, size_t offset, uint64_t handle, unsigned long long flags)
+{
+	struct block new = { .at = at, .size = size, .type = DEVICE, .first = 1, .device = (int)handle - 1 };
+	int status = state();
+
+	if (status || offset || flags)
+		return status ? status : 1;
+	pthread_mutex_lock(&memory);
+	new.reserved = reserved(at, size);
+	status = new.reserved && fits(&new) ? place(&new) : 1;
+	pthread_mutex_unlock(&memory);
+	return status;
+}
+
+int cuMemSetAccess(uint64_t at, size_t size, const void *access, size_t count)
+{
+	(void)at, (void)size, (void)access;
+	return state() ? state() : count != 1;
+}
+
+int cuMemUnmap(uint64_t at, size_t size)
+{
+	struct block *b;
+	int status = state();
+
+	if (status)
+		return status;
+	pthread_mutex_lock(&memory);
+	b = find(at);
+	status = b && b->reserved && b->at == at && b->size == size ? 0 : 1;
+	if (!status)
+		give_back(b);
+	pthread_mutex_unlock(&memory);
+	return status;
+}
+
+int cuMemRelease(uint64_t handle)
+{
+	return state() ? state() : !handle;
+}
+
+int cuCheckpointProcessLock(int pid, void *arguments)
+{
+	(void)arguments;
+	if (pid != getpid())
+		return 101;
+	pthread_mutex_lock(&memory);
 	return 0;
 }
+
+int cuCheckpointProcessCheckpoint(int pid, void *arguments)
+{
+	(void)pid, (void)arguments;
+	stand_in_checkpoint_begin();
+	return 0;
+}
+
+int cuCheckpointProcessRestore(int pid, void *arguments)
+{
+	(void)pid, (void)arguments;
+	/* No checkpoint is restored within a tick of the coarse clock. */
+	usleep(50000);
+	stand_in_checkpoint_end();
+	return 0;
+}
+
+int cuCheckpointProcessUnlock(int pid, void *arguments)
+{
+	(void)pid, (void)arguments;
+	pthread_mutex_unlock(&memory);
+	return 0;
+}
+#endif
 
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *all)
 {
@@ -550,20 +742,17 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *all)
 	if (getenv("STAND_IN_SLOW_INFO"))
 		usleep(15000);
 	*all = total();
+	pthread_mutex_lock(&memory);
 	*free_bytes = *all - taken(contexts[current]->device);
+	pthread_mutex_unlock(&memory);
 	__atomic_sub_fetch(&contexts[current]->asked, 1, __ATOMIC_ACQ_REL);
 	return 0;
 }
 
-int cuPointerGetAttribute(void *out, int attribute, uint64_t at)
+static int attribute_of(void *out, int attribute, uint64_t at)
 {
 	struct block *b = find(at);
-	int status = state();
 
-	pthread_mutex_lock(&driver);
-	pthread_mutex_unlock(&driver);
-	if (status)
-		return status;
 	if (!b)
 		return 1;
 	switch (attribute) {
@@ -590,10 +779,10 @@ int cuPointerGetAttribute(void *out, int attribute, uint64_t at)
 	switch (attribute) {
 	case 11:
 	case 19:
-		*(uint64_t *)out = attribute == 11 ? b->at : b->at & -BACKING;
+		*(uint64_t *)out = attribute == 19 ? b->at & -BACKING : b->reserved ? b->reserved->at : b->at;
 		return 0;
 	case 12:
-		*(uint64_t *)out = b->size;
+		*(uint64_t *)out = b->reserved ? b->reserved->size : b->size;
 		return 0;
 	case 17:
 		*(void **)out = b->pooled ? blocks : NULL;
@@ -606,33 +795,60 @@ int cuPointerGetAttribute(void *out, int attribute, uint64_t at)
 	return 1;
 }
 
+int cuPointerGetAttribute(void *out, int attribute, uint64_t at)
+{
+	int status = state();
+
+	pthread_mutex_lock(&driver);
+	pthread_mutex_unlock(&driver);
+	if (status)
+		return status;
+	pthread_mutex_lock(&memory);
+	status = attribute_of(out, attribute, at);
+	pthread_mutex_unlock(&memory);
+	return status;
+}
+
 #ifndef WITHOUT_NEW_CUDA
 int cuPointerGetAttributes(unsigned int count, int *attributes, void **out, uint64_t at)
 {
 	int status = state();
 
+	/* The answers are of one moment. */
+	pthread_mutex_lock(&driver);
+	pthread_mutex_unlock(&driver);
+	if (status)
+		return status;
+	pthread_mutex_lock(&memory);
 	for (unsigned int i = 0; i < count && !status; i++) {
-		if (attributes[i] != 7 && attributes[i] != 11 && attributes[i] != 12)
-			return 1;
 		*(uint64_t *)out[i] = 0;
-		cuPointerGetAttribute(out[i], attributes[i], at);
+		if (attributes[i] == 7 || attributes[i] == 11 || attributes[i] == 12)
+			attribute_of(out[i], attributes[i], at);
+		else
+			status = 1;
 	}
+	pthread_mutex_unlock(&memory);
 	return status;
 }
 #endif
 
 int cuMemGetAddressRange_v2(uint64_t *base, uint64_t *size, uint64_t at)
 {
-	struct block *b = find(at);
+	struct block *b;
 	int status = context();
 
 	if (status)
 		return status;
-	if (!b || (b->type == DEVICE && !b->managed && b->device != contexts[current]->device))
-		return 500;
-	*base = b->at;
-	*size = b->size;
-	return 0;
+	pthread_mutex_lock(&memory);
+	b = find(at);
+	if (!b || (b->type == DEVICE && !b->managed && b->device != contexts[current]->device)) {
+		status = 500;
+	} else {
+		*base = b->at;
+		*size = b->size;
+	}
+	pthread_mutex_unlock(&memory);
+	return status;
 }
 
 #ifndef WITHOUT_NEW_CUDA
@@ -660,14 +876,17 @@ int cuMemGetHandleForAddressRange(int *fd, uint64_t at, uint64_t size, int type,
 		return 1;
 	if (flags && !getenv("STAND_IN_COHERENT"))
 		return 801;
-	for (uint64_t page = at; page < at + size; page += PAGE) {
+	pthread_mutex_lock(&memory);
+	for (uint64_t page = at; page < at + size && !status; page += PAGE) {
 		struct block *b = blocks;
 
 		while (b < blocks + BLOCKS && !backs(b, page))
 			b++;
-		if (b == blocks + BLOCKS)
-			return 1;
+		status = b == blocks + BLOCKS;
 	}
+	pthread_mutex_unlock(&memory);
+	if (status)
+		return status;
 	/* Two threads must not take one number. */
 	pthread_mutex_lock(&exporting);
 	status = 2;

@@ -7,6 +7,9 @@
 mod lease;
 #[path = "../../stand-ins/build.rs"]
 mod stand_ins;
+#[allow(dead_code, reason = "the example's main() is not called")]
+#[path = "../../gpumr/examples/storm.rs"]
+mod storm;
 
 use gpumr::cuda::Cuda;
 use gpumr::ibverbs::{IbVerbs, Pd};
@@ -271,6 +274,19 @@ fn a_thread_without_a_context_is_served() {
             });
         }
         assert_eq!(stand_ins.counts(), [0, 3, 3]);
+    });
+}
+
+#[test]
+fn no_lease_is_stale_in_a_storm() {
+    on_stand_ins("no_lease_is_stale_in_a_storm", Without::Nothing, || {
+        // SAFETY: Its constructors do nothing.
+        let cuda = unsafe { Library::new("libcuda.so.1") }.unwrap();
+        for (words, seed) in
+            [("plain,virtual,pool,fork,checkpoint", 1), ("plain,virtual,pool,fork,checkpoint,rough", 2)]
+        {
+            storm::storms(&cuda, words, 3.0, 4, seed).unwrap();
+        }
     });
 }
 

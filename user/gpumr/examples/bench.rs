@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{checked, Counting};
+use common::{checked, Counting, Property};
 use gpumr::cuda::Cuda;
 use gpumr::hooks::Hooks;
 use gpumr::{Cache, Gpu, Limits, Policy, Range, Way};
@@ -95,21 +95,7 @@ fn threads(count: usize, one: impl Fn(usize) -> Result<f64, Box<dyn Error>> + Sy
 /// Maps virtual memory of `count` segments of 2 MiB until the process ends.
 fn segments(count: usize) -> Result<(u64, u64), Box<dyn Error>> {
     const SEGMENT: usize = 2 << 20;
-    #[repr(C)]
-    struct Property {
-        kind: c_int,
-        handles: c_int,
-        location: [c_int; 2],
-        windows: *mut c_void,
-        flags: [u8; 8],
-    }
-    let property = Property {
-        kind: 1,
-        handles: 0,
-        location: [1, 0],
-        windows: std::ptr::null_mut(),
-        flags: [0, 1, 0, 0, 0, 0, 0, 0],
-    };
+    let property = Property::of(0);
     let access: [c_int; 3] = [1, 0, 3];
     let mut at = 0u64;
     // SAFETY: libcuda, with the types of cuda.h; locals.

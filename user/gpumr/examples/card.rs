@@ -3,6 +3,7 @@
 //! count. Prints "held" for each promise, and fails at one that does not hold. It needs CUDA 12.8.
 //! It leaves out what needs a second GPU if there is only one.
 
+#[macro_use]
 mod common;
 
 use common::{checked, Counting};
@@ -14,18 +15,6 @@ use std::error::Error;
 use std::ffi::{c_int, c_void};
 
 type Res<T> = Result<T, Box<dyn Error>>;
-
-/// A call of libcuda, whose arguments have the types of cuda.h.
-macro_rules! cuda {
-    ($lib:expr, $name:ident($($value:expr => $kind:ty),*)) => {{
-        // SAFETY: The types are those of cuda.h, and pointers lead to locals.
-        let status = unsafe {
-            let call = $lib.get::<unsafe extern "C" fn($($kind),*) -> c_int>(concat!(stringify!($name), "\0").as_bytes())?;
-            call($($value),*)
-        };
-        checked(stringify!($name), status)
-    }};
-}
 
 fn context(lib: &Library, device: c_int) -> Res<*mut c_void> {
     let mut context = std::ptr::null_mut();

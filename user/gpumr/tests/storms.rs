@@ -3,31 +3,24 @@
 //! forked and the process is restored from checkpoints. No lease reaches other memory than its
 //! thread sees.
 
+#[path = "common/storm.rs"]
+mod storm;
 #[path = "common/world.rs"]
 mod world;
 
 fn step() {}
 
-use gpumr::{Cache, Error, Limits, Options, Policy, Range, Sweeper, Way};
+use gpumr::{Cache, Limits, Options, Policy, Range, Sweeper, Way};
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::RwLock;
 use std::time::{Duration, Instant};
+use storm::{child, Dice};
 use world::{World, PAGE};
 
 const THREADS: u64 = 4;
 /// The least duration of a storm, and its least number of registrations.
 const STORM: (Duration, u64) = (Duration::from_millis(700), 2000);
-
-/// A generator of numbers that look random and are the same each time for a seed.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
-    }
-}
 
 #[derive(Default)]
 struct Storm {
@@ -75,24 +68,6 @@ fn weather(world: &World, cache: &Cache<World, World>, storm: &Storm, seed: u64)
     block.into_iter().for_each(|own| world.free(own));
 }
 
-/// Checks that a child gets nothing from the cache, and waits for none of its parent's threads.
-fn child(cache: &Cache<World, World>) {
-    // SAFETY: The child calls the cache, which touches nothing, and _exit().
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        // SAFETY: As above; it ends a child that waits.
-        unsafe { libc::alarm(10) };
-        let refused = matches!(cache.register(0, 1 << 40, 4096, 1), Err(Error::Forked));
-        cache.sweep();
-        // SAFETY: It runs no handler of the parent's.
-        unsafe { libc::_exit(i32::from(!refused)) };
-    }
-    let mut status = -1;
-    // SAFETY: A local.
-    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
-    assert_eq!(status, 0, "the child waited, or was served");
-}
-
 #[test]
 fn no_lease_is_stale_in_a_storm() {
     for (way, entries) in [(Way::PeerMemory, u64::MAX), (Way::DmaBuf, u64::MAX), (Way::DmaBuf, 3)] {
@@ -118,7 +93,7 @@ fn no_lease_is_stale_in_a_storm() {
             let start = Instant::now();
             let enough = || start.elapsed() >= STORM.0 && storm.registered.load(Ordering::Relaxed) >= STORM.1;
             while !enough() && !storm.over.load(Ordering::Relaxed) {
-                child(&cache);
+                assert!(child(&cache, 0), "the child waited, or was served");
                 std::thread::sleep(Duration::from_millis(3));
                 let _all = storm.calm.write();
                 world.checkpoint();

@@ -3,12 +3,13 @@
 
 use gpumr::{Access, Range, Verbs};
 use std::error::Error;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Verbs that register nothing, and number what they are asked to register.
+#[allow(dead_code, reason = "the storm's verbs know more")]
 #[derive(Default)]
 pub struct Counting(AtomicU32);
 
@@ -39,5 +40,37 @@ pub fn checked(name: &str, status: c_int) -> Result<(), Box<dyn Error>> {
         Ok(())
     } else {
         Err(format!("{name}: CUDA error {status}").into())
+    }
+}
+
+/// Calls libcuda by `checked()`, with arguments that have the types of cuda.h.
+#[allow(unused_macros, reason = "not each example calls it")]
+macro_rules! cuda {
+    ($lib:expr, $name:ident($($value:expr => $kind:ty),*)) => {{
+        // SAFETY: The types are those of cuda.h, and pointers lead to locals.
+        let status = unsafe {
+            let call = $lib.get::<unsafe extern "C" fn($($kind),*) -> c_int>(concat!(stringify!($name), "\0").as_bytes())?;
+            call($($value),*)
+        };
+        checked(stringify!($name), status)
+    }};
+}
+
+/// What `cuMemCreate()` is asked for: memory of a GPU that NICs can reach.
+#[allow(dead_code, reason = "not each example maps memory")]
+#[repr(C)]
+pub struct Property {
+    kind: c_int,
+    handles: c_int,
+    location: [c_int; 2],
+    windows: *mut c_void,
+    flags: [u8; 8],
+}
+
+#[allow(dead_code, reason = "not each example maps memory")]
+impl Property {
+    pub fn of(device: c_int) -> Self {
+        let (location, flags) = ([1, device], [0, 1, 0, 0, 0, 0, 0, 0]);
+        Self { kind: 1, handles: 0, location, windows: std::ptr::null_mut(), flags }
     }
 }
