@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* A libibverbs.so.1 that counts. It models: symbol versions as in rdma-core 44 (libibverbs.map);
- * ibv_reg_mr() that fails with EFAULT on GPU memory (without the peer-memory API), and with EINVAL
- * on no bytes and on ranges that wrap, as mainline's ib_umem_get(); ibv_reg_mr() and
+ * ibv_reg_mr() that fails with EFAULT on GPU memory (without the peer-memory API: as the stand-in
+ * libcuda says or, with STAND_IN_REFUSES=gpu, any libcuda; all memory with STAND_IN_REFUSES=all), and
+ * with EINVAL on no bytes and on ranges that wrap, as mainline's ib_umem_get(); ibv_reg_mr() and
  * ibv_reg_mr_iova() that call ibv_reg_mr_iova2(), which a library before this one may catch, as in
  * Debian's libibverbs1 44; ibv_reg_mr_ex() as in rdma-core 59; ibv_reg_dmabuf_mr() that leaves addr empty;
  * devices with functions of this library, as in ibv_open_device(); ibv_dealloc_pd() that fails
@@ -10,6 +11,7 @@
  * a region of another copy of the
  * library that is deregistered here, which ends the program. Each region keeps the flags that it was
  * registered with (stand_in_access()). Left out: queues, data. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -104,6 +106,28 @@ static struct ibv_mr *make(struct ibv_pd *pd, void *addr, size_t length, int fd,
 	return mr;
 }
 
+/* Returns whether the plain call fails here, as without the peer-memory API. */
+static int needs_peer_memory(const void *addr)
+{
+	int (*ask)(void *out, int attribute, uint64_t at);
+	const char *refuses = getenv("STAND_IN_REFUSES");
+	unsigned int type = 0;
+	void *cuda;
+
+	if (getenv("STAND_IN_PEER_MEMORY"))
+		return 0;
+	if (stand_in_is_gpu && stand_in_is_gpu(addr))
+		return 1;
+	if (!refuses || strcmp(refuses, "gpu"))
+		return refuses && !strcmp(refuses, "all");
+	cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+	if (!cuda)
+		return 0;
+	*(void **)&ask = dlsym(cuda, "cuPointerGetAttribute");
+	/* CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_DEVICE. */
+	return !ask(&type, 2, (uintptr_t)addr) && type == 2;
+}
+
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
 {
 	(void)iova;
@@ -112,7 +136,7 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, ui
 		errno = EINVAL;
 		return NULL;
 	}
-	if (stand_in_is_gpu && stand_in_is_gpu(addr) && !getenv("STAND_IN_PEER_MEMORY")) {
+	if (needs_peer_memory(addr)) {
 		errno = EFAULT;
 		return NULL;
 	}
