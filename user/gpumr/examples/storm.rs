@@ -389,8 +389,10 @@ impl Thread<'_> {
         let lease = match lease {
             Ok(lease) => lease,
             Err(_) if restored() => return Ok(count(&counts.overtaken)),
-            // CUDA exports the first allocation of a pool only.
-            Err(gpumr::Error::Refused { .. }) if kind == POOL => return Ok(count(&counts.refused)),
+            // CUDA exports the first allocation of a pool only, and not each driver several segments.
+            Err(gpumr::Error::Refused { .. }) if kind == POOL || kind == VIRTUAL && part.length() > SEGMENT => {
+                return Ok(count(&counts.refused))
+            }
             Err(error) => return Err(error.into()),
         };
         if MADE.get() == made {
