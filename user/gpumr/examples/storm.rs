@@ -12,7 +12,7 @@
 #[macro_use]
 mod common;
 #[path = "../tests/common/storm.rs"]
-mod storm;
+mod shared;
 
 use common::{checked, Property};
 use gpumr::backend::Kind as MemoryKind;
@@ -20,6 +20,7 @@ use gpumr::cuda::Cuda;
 use gpumr::hooks::Hooks;
 use gpumr::{Access, Cache, Gpu, Lease, Limits, Options, Policy, Range, Sweeper, Verbs, Way};
 use libloading::Library;
+use shared::{child, Dice};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::error::Error;
@@ -29,7 +30,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
-use storm::{child, Dice};
 
 type Res<T> = Result<T, Box<dyn Error>>;
 
@@ -204,6 +204,11 @@ struct Counts {
 
 fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
+}
+
+fn counted(counter: &AtomicU64) -> Res<()> {
+    count(counter);
+    Ok(())
 }
 
 fn get(counter: &AtomicU64) -> u64 {
@@ -388,10 +393,10 @@ impl Thread<'_> {
         let restored = || before % 2 == 1 || storm.ledger.lock().epoch != before;
         let lease = match lease {
             Ok(lease) => lease,
-            Err(_) if restored() => return Ok(count(&counts.overtaken)),
+            Err(_) if restored() => return counted(&counts.overtaken),
             // CUDA exports the first allocation of a pool only, and not each driver several segments.
             Err(gpumr::Error::Refused { .. }) if kind == POOL || kind == VIRTUAL && part.length() > SEGMENT => {
-                return Ok(count(&counts.refused))
+                return counted(&counts.refused)
             }
             Err(error) => return Err(error.into()),
         };
@@ -400,7 +405,7 @@ impl Thread<'_> {
         }
         let ledger = storm.ledger.lock();
         if before % 2 == 1 || ledger.epoch != before {
-            return Ok(count(&counts.overtaken));
+            return counted(&counts.overtaken);
         }
         ledger.reaches(lease.lkey(), part)?;
         drop(ledger);
