@@ -22,11 +22,13 @@
  *
  * Functions that return int return 0 or an errno, but for gpumr_valid(). Where one fails, what it has
  * to fill in by `out` is NULL. Each line below is a cause; where an errno has several, gpumr_error()
- * says which it is.
+ * says which it is. (What the NIC or the GPU driver answers by one number for two causes, it cannot tell
+ * apart: 524, and EINVAL by dma-buf. It then names both.)
  *
  *   EINVAL      an argument makes no sense: NULL, no bytes, a range that wraps, an unknown way
  *   EINVAL      a struct has an unknown size, or a table has holes
  *   EINVAL      IBV_ACCESS_ZERO_BASED is asked for
+ *   EINVAL      remote writes or remote atomics are asked for without IBV_ACCESS_LOCAL_WRITE
  *   EINVAL      the NIC does not take these access flags
  *   EINVAL      the NIC takes no dma-buf, as some virtual functions do not
  *   ENODEV      the program has not started CUDA (cuInit(), or its first call of the runtime)
@@ -38,13 +40,14 @@
  *   EAGAIN      the memory was freed or replaced while it was registered, three times
  *   EPERM       this process is a child of the one that opened the cache: use exec()
  *   EPERM       by peer memory: this process may lock no memory (ulimit -l is 0)
- *   ENOMEM      by peer memory: the limit of locked memory (ulimit -l) is reached, or BAR1 is full
- *   ENOMEM      by dma-buf: BAR1 or the kernel's memory is full
+ *   ENOMEM      by peer memory: the limit of locked memory (ulimit -l) is reached
+ *   ENOMEM      BAR1 or the kernel's memory is full
  *   ENOSYS      libcuda or libibverbs is missing, or too old to have a function that is needed
  *   EOPNOTSUPP  the NIC's driver takes no dma-buf
  *   EOPNOTSUPP  the GPU driver exports no dma-buf of this memory
  *   EOPNOTSUPP  the GPU driver does not pin this memory for this NIC: the kernel log says why
  *   524         the GPU driver does not approve of the PCI topology between GPU and NIC
+ *   524         an IOMMU keeps GPU and NIC apart
  *   other       what the NIC's driver answered
  *
  * All functions may be called from every thread. Those that return nothing do nothing with NULL. In a

@@ -414,10 +414,10 @@ fn each_errno_of_the_kernel_has_its_cause_in_words() {
     on_stand_ins("each_errno_of_the_kernel_has_its_cause_in_words", Without::Nothing, || {
         let stand_ins = StandIns::open();
         let memory = stand_ins.allocate(8192);
-        let said = |errno: i32, policy: Policy| {
+        let said = |errno: i32, policy: Policy, access: i32| {
             std::env::set_var("STAND_IN_ERRNO", errno.to_string());
             let cache = Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), policy, Limits::default());
-            let error = cache.register(domain(), memory.start(), 4096, 1).expect_err("refused");
+            let error = cache.register(domain(), memory.start(), 4096, access).expect_err("refused");
             assert_eq!(error.errno(), errno);
             error.to_string()
         };
@@ -426,7 +426,7 @@ fn each_errno_of_the_kernel_has_its_cause_in_words() {
             (
                 libc::ENOMEM,
                 "ENOMEM",
-                "(os error 12): the limit of locked memory (ulimit -l) is reached, or BAR1 is full",
+                "(os error 12): BAR1 or the kernel's memory is full",
                 "(os error 12): BAR1 or the kernel's memory is full",
             ),
             (
@@ -444,9 +444,9 @@ fn each_errno_of_the_kernel_has_its_cause_in_words() {
             (
                 libc::EINVAL,
                 "EINVAL",
-                "(os error 22): the access flags contradict each other, or the NIC does not know them",
-                "(os error 22): the NIC does not take these access flags, or takes no dma-buf, as some virtual \
-                 functions do not",
+                "(os error 22): the NIC does not know these access flags",
+                "(os error 22): the NIC does not take these access flags, or it takes no dma-buf, as some virtual \
+                 functions do not: it does not say which",
             ),
             (libc::EFAULT, "EFAULT", "(os error 14): is nvidia-peermem loaded?", "Bad address (os error 14)"),
             (
@@ -460,17 +460,37 @@ fn each_errno_of_the_kernel_has_its_cause_in_words() {
             for (way, words, after) in
                 [(Way::PeerMemory, by_peer_memory, "; dma-buf was not tried"), (Way::DmaBuf, by_dma_buf, "")]
             {
-                let said = said(errno, Policy::only(way));
+                let said = said(errno, Policy::only(way), 1);
                 let end = if errno == 524 { "NVreg_GrdmaPciTopoCheckOverride" } else { words };
                 assert!(said.contains(words) && said.ends_with(&format!("{end}{after}")), "{name}: {said}");
             }
             for loaded in [false, true] {
-                let asked = said(errno, Policy::by_module(loaded)).contains("is nvidia-peermem loaded?");
+                let asked = said(errno, Policy::by_module(loaded), 1).contains("is nvidia-peermem loaded?");
                 assert_eq!(asked, errno == libc::EFAULT && !loaded, "{name}, loaded: {loaded}");
             }
         }
-        let said = said(libc::EFAULT, Policy::by_module(true));
-        assert!(said.contains("nvidia-peermem is loaded, but the GPU driver pins nothing there: BAR1"), "{said}");
+        let refused = said(libc::EFAULT, Policy::by_module(true), 1);
+        assert!(refused.contains("nvidia-peermem is loaded, but the GPU driver pins nothing there: BAR1"), "{refused}");
+        for way in [Way::PeerMemory, Way::DmaBuf] {
+            // IBV_ACCESS_REMOTE_WRITE, and IBV_ACCESS_REMOTE_ATOMIC.
+            for access in [2, 8] {
+                let refused = said(libc::EINVAL, Policy::only(way), access);
+                let words = "(os error 22): remote writes and remote atomics need IBV_ACCESS_LOCAL_WRITE, too";
+                assert!(refused.contains(words), "{refused}");
+            }
+        }
+        // The limit is this process's from here on. CAP_IPC_LOCK, which root has, passes it.
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: A local.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &none) }, 0);
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let rights = status.lines().find_map(|line| line.strip_prefix("CapEff:\t")).unwrap();
+        let limited = u64::from_str_radix(rights, 16).unwrap() >> 14 & 1 == 0
+            || !std::fs::read_to_string("/proc/self/uid_map").unwrap().contains("4294967295");
+        let refused = said(libc::ENOMEM, Policy::only(Way::PeerMemory), 1);
+        let words =
+            if limited { "locked memory is reached: raise ulimit -l" } else { "BAR1 or the kernel's memory is full" };
+        assert!(refused.contains(words), "{refused}");
     });
 }
 

@@ -278,7 +278,7 @@ fn by_dma_buf(verbs: &Functions, wanted: &Wanted, error: c_int) -> *mut RawMr {
         let fd = fd.ok()?;
         // The region keeps the memory; the descriptor is no longer needed.
         let mr = wanted.by_dma_buf(verbs, range, at - pages.start(), fd.as_fd())?;
-        mr.map_err(|error| say(format!("{range} by dma-buf: {}", Words(&error, Way::DmaBuf))))
+        mr.map_err(|error| say(format!("{range} by dma-buf: {}", Words(&error, Way::DmaBuf, wanted.access.into()))))
             .ok()
             .map(|mr| mr.as_ptr())
     };

@@ -35,6 +35,11 @@ impl Access {
         self.0 & other.0 == other.0
     }
 
+    /// Returns whether the kernel refuses these flags for any NIC.
+    pub(crate) const fn contradicts(self) -> bool {
+        self.0 & (Self::REMOTE_WRITE.0 | Self::REMOTE_ATOMIC.0) != 0 && !self.contains(Self::LOCAL_WRITE)
+    }
+
     /// Returns whether a region with these flags serves a request with `other`: it may have more
     /// rights, but no other difference.
     pub(crate) const fn serves(self, other: Self) -> bool {

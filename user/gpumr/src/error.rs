@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Says errors in words: what failed, which value is wrong, what to do.
 
-use crate::backend::{Gpu, Kind};
+use crate::backend::{Access, Gpu, Kind};
+use crate::memlock;
 use crate::range::Range;
 use crate::way::Way;
 use std::borrow::Cow;
@@ -71,6 +72,11 @@ pub enum Error {
         memory: Memory,
         /// Says whether nvidia-peermem is known to be loaded.
         loaded: bool,
+        /// The access that was asked for.
+        access: Access,
+        /// Says whether the limit of locked memory was in the way of `ibv_reg_mr()`, if it answered
+        /// ENOMEM and that can be said.
+        limited: Option<bool>,
     },
     /// This process is a child of the one that made the cache.
     Forked,
@@ -153,6 +159,19 @@ impl Error {
         }
     }
 
+    /// Returns the error of a range that could be registered in neither way.
+    pub(crate) fn refused(
+        range: Range,
+        access: Access,
+        (peer_memory, dma_buf): (Option<io::Error>, Option<Refusal>),
+        memory: Memory,
+        loaded: bool,
+    ) -> Self {
+        let short = peer_memory.as_ref().is_some_and(|error| error.raw_os_error() == Some(libc::ENOMEM));
+        let limited = if short { memlock::exceeded(&range) } else { None };
+        Self::Refused { range, peer_memory, dma_buf, memory, loaded, access, limited }
+    }
+
     /// Returns whether less registered memory may help.
     pub(crate) fn lacks_memory(&self) -> bool {
         let short = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOSPC));
@@ -209,7 +228,7 @@ impl fmt::Display for Error {
             Self::Cuda { address, status } => {
                 write!(f, "CUDA cannot say what {address:#x} is: {status}: an earlier error broke its context")
             }
-            Self::Refused { range, peer_memory, dma_buf, memory, loaded } => {
+            Self::Refused { range, peer_memory, dma_buf, memory, loaded, access, limited } => {
                 write!(f, "{range} cannot be registered:")?;
                 match peer_memory {
                     Some(error) if error.raw_os_error() == Some(libc::EFAULT) => {
@@ -220,13 +239,21 @@ impl fmt::Display for Error {
                         };
                         write!(f, " by peer memory: {error}: {cause};")?;
                     }
-                    Some(error) => write!(f, " by peer memory: {};", Words(error, Way::PeerMemory))?,
+                    Some(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                        let cause = match limited {
+                            Some(true) => LIMITED,
+                            Some(false) => FULL,
+                            None => LIMITED_OR_FULL,
+                        };
+                        write!(f, " by peer memory: {error}: {cause};")?;
+                    }
+                    Some(error) => write!(f, " by peer memory: {};", Words(error, Way::PeerMemory, *access))?,
                     None => write!(f, " peer memory was not tried;")?,
                 }
                 match dma_buf {
                     Some(Refusal::Export(why)) => write!(f, " by dma-buf: CUDA exports none: {why}{}", memory.why())?,
                     Some(Refusal::Register(error) | Refusal::Missing(error)) => {
-                        write!(f, " by dma-buf: {}", Words(error, Way::DmaBuf))?;
+                        write!(f, " by dma-buf: {}", Words(error, Way::DmaBuf, *access))?;
                     }
                     None => write!(f, " dma-buf was not tried")?,
                 }
@@ -264,34 +291,44 @@ const IS_LOADED: &str = "is nvidia-peermem loaded?";
 
 /// The causes of other errors of verbs (docs/doctor.md). The kernel's ENOTSUPP has no name in user
 /// space, and its cause stands alone.
-const CAUSES: [(i32, Way, &str); 9] = [
-    (libc::ENOMEM, Way::PeerMemory, "the limit of locked memory (ulimit -l) is reached, or BAR1 is full"),
-    (libc::ENOMEM, Way::DmaBuf, "BAR1 or the kernel's memory is full"),
+const CAUSES: [(i32, Way, &str); 8] = [
+    (libc::ENOMEM, Way::DmaBuf, FULL),
     (libc::EOPNOTSUPP, Way::PeerMemory, "the GPU driver does not pin this memory for this NIC: see the kernel log"),
     (libc::EOPNOTSUPP, Way::DmaBuf, "the NIC's driver takes no dma-buf"),
     (libc::EPERM, Way::PeerMemory, "this process may lock no memory: raise ulimit -l"),
-    (libc::EINVAL, Way::PeerMemory, "the access flags contradict each other, or the NIC does not know them"),
+    (libc::EINVAL, Way::PeerMemory, "the NIC does not know these access flags"),
     (
         libc::EINVAL,
         Way::DmaBuf,
-        "the NIC does not take these access flags, or takes no dma-buf, as some virtual functions do not",
+        "the NIC does not take these access flags, or it takes no dma-buf, as some virtual functions do not: it does \
+         not say which",
     ),
     (ENOTSUPP, Way::PeerMemory, TOPOLOGY),
     (ENOTSUPP, Way::DmaBuf, TOPOLOGY),
 ];
 const TOPOLOGY: &str = "the GPU driver refuses this NIC (error 524): it does not approve of the PCI topology \
-                        between the two, or an IOMMU keeps them apart: see NVreg_GrdmaPciTopoCheckOverride";
+                        between the two, or an IOMMU keeps them apart, and does not say which: see \
+                        NVreg_GrdmaPciTopoCheckOverride";
+/// The cause of ENOMEM by peer memory where more would be pinned than the process may.
+const LIMITED: &str = "the limit of locked memory is reached: raise ulimit -l";
+/// The cause of ENOMEM where that limit is not in the way.
+const FULL: &str = "BAR1 or the kernel's memory is full";
+/// The causes where nobody can say whether it is.
+const LIMITED_OR_FULL: &str = "the limit of locked memory (ulimit -l) is reached, or BAR1 is full: /proc does not say";
+/// The cause of EINVAL, in either way, that the flags themselves show.
+const CONTRADICTION: &str = "remote writes and remote atomics need IBV_ACCESS_LOCAL_WRITE, too";
 
 /// Displays an error of verbs and its cause, if that is known.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Words<'a>(pub &'a io::Error, pub Way);
+pub struct Words<'a>(pub &'a io::Error, pub Way, pub Access);
 
 impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(error, way) = self;
+        let Self(error, way, access) = self;
         let cause = CAUSES.iter().find(|(errno, of, _)| error.raw_os_error() == Some(*errno) && of == way);
         match cause {
+            Some((libc::EINVAL, ..)) if access.contradicts() => write!(f, "{error}: {CONTRADICTION}"),
             Some((ENOTSUPP, _, cause)) => f.write_str(cause),
             Some((_, _, cause)) => write!(f, "{error}: {cause}"),
             None => error.fmt(f),

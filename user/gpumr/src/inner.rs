@@ -560,7 +560,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             }));
         }
         let memory = Memory::of(&self.gpu, range.start());
-        Err(Error::Refused { range, peer_memory, dma_buf, memory, loaded: self.policy.is_loaded() })
+        Err(Error::refused(range, access, (peer_memory, dma_buf), memory, self.policy.is_loaded()))
     }
 
     fn by_dma_buf(&self, pd: V::Pd, access: Access, range: Range, identity: &Identity) -> Result<Made<V>, Refusal> {

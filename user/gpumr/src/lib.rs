@@ -39,6 +39,7 @@ pub mod identity;
 mod inner;
 pub mod lease;
 mod leaving;
+mod memlock;
 mod objects;
 mod options;
 mod outside;
