@@ -53,7 +53,8 @@
  * All functions may be called from every thread. Those that return nothing do nothing with NULL. In a
  * child after fork() they fail or do nothing. The library never calls cuInit(). For memory that belongs
  * to no context (virtual memory, pools) it retains the GPU's primary context, and makes it where none is
- * active; it keeps one that it made until the cache is closed.
+ * active; it keeps one that it made until the cache is closed. To make one takes hundreds of milliseconds,
+ * once for each GPU: retain the primary context yourself, as CUDA's runtime does, to choose when.
  *
  * Frees. CUDA tells nobody of a free, so each hit asks it (docs/dma-buf.md says what that costs), and
  * a thread sweeps (sweep_ms). A program that reports all its frees by gpumr_free() may say so by

@@ -42,6 +42,21 @@ fn the_page_has_the_figures_of_the_records() {
         |n: u32, how: &str, part| runs(&format!("C, {n} other threads, a buffer each, {how}"), part).into_iter().max();
     let others =
         |how: &str, part| [1, 4, 8, 16].map(|n| slowest(n, how, part).expect("three runs").to_string()).join(", ");
+    // The record compares the library with the one before it, beside three more runs.
+    let words = hits.split_whitespace().collect::<Vec<_>>().join(" ");
+    let beside = words.split_once("the slowest of 16 others: ").and_then(|(_, rest)| rest.split_once('.')).expect("it");
+    let (before, now) = beside.0.split_once(", now ").expect("both");
+    let numbers = |text: &str| text.split(' ').map(|word| word.parse().expect("a number")).collect::<Vec<u64>>();
+    let ends = |all: &[u64]| format!("{} to {}", all.iter().min().expect("some"), all.iter().max().expect("some"));
+    let mut slowest_now = numbers(now);
+    slowest_now.extend(runs(&format!("C, 16 other threads, a buffer each, {hooks}"), 0));
+    let wanted = format!(
+        "the slowest of 16 threads took {} ns for a hit with reported frees, and {} ns with the library as it was",
+        ends(&slowest_now),
+        ends(&numbers(before))
+    );
+    let findings = read("results/user-findings.md").split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(findings.contains(&wanted), "docs/results/user-findings.md does not say: {wanted}");
     let among = |count: u32, by: &str| one(&format!("{count} registrations, one more{by}"));
     let python: Vec<&str> = cards.lines().filter_map(|line| line.strip_prefix("a hit from Python: ")).collect();
     let python: Vec<String> = python.iter().map(|text| us(text.trim_end_matches(" ns"), 1)).collect();

@@ -13,6 +13,7 @@ use gpumr::{Cache, Gpu, Limits, Policy, Range, Way};
 use libloading::Library;
 use std::error::Error;
 use std::ffi::{c_int, c_void};
+use std::time::Instant;
 
 type Res<T> = Result<T, Box<dyn Error>>;
 
@@ -60,7 +61,9 @@ fn main() -> Res<()> {
     cuda!(lib, cuInit(0 => u32))?;
     let (mut count, mut one) = (0, 0u64);
     cuda!(lib, cuDeviceGetCount(&mut count => *mut c_int))?;
+    let start = Instant::now();
     let first = context(&lib, 0)?;
+    println!("a primary context takes {} ms", start.elapsed().as_millis());
     let blocks = [allocate(&lib, 2 << 20)?, allocate(&lib, 1000)?, allocate(&lib, 512)?];
     cuda!(lib, cuMemAllocAsync(&mut one => *mut u64, 2 << 20 => usize, std::ptr::null_mut() => *mut c_void))?;
     cuda!(lib, cuStreamSynchronize(std::ptr::null_mut() => *mut c_void))?;
