@@ -116,11 +116,12 @@ struct gpumr_limits {
 /* Functions that call a libibverbs of your own, or more than it, as mlx5dv_reg_dmabuf_mr() for Data
  * Direct (in the source, user/examples/data_direct.c). They return what libibverbs' do, and set errno. reg_mr or
  * reg_dmabuf_mr may be NULL: that way then does not work. Each thread may call them, at once too, also
- * from gpumr_release() and while the last lease ends after gpumr_close(). Without a table, each device
- * is served by the libibverbs that opened it. */
+ * from gpumr_release() and while the last lease ends after gpumr_close(): until then argument must be
+ * good, while the table itself is copied. No lock of the library is held meanwhile. Without a table,
+ * each device is served by the libibverbs that opened it. */
 struct gpumr_verbs {
 	size_t size;
-	/* As ibv_reg_mr_iova2(), after the argument below. */
+	/* As ibv_reg_mr_iova2(), after the argument below. iova is addr, here and for a dma-buf. */
 	struct ibv_mr *(*reg_mr)(void *argument, struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 				 unsigned int access);
 	/* As ibv_reg_dmabuf_mr(). */
@@ -141,7 +142,8 @@ struct gpumr_gone {
 /* A region that has more rights than a request needs serves it. Whoever gives its rkey away gives
  * away those rights. */
 #define GPUMR_SUPERSET 1u
-/* Dma-bufs that the NIC reaches over PCIe, also where the GPU hangs on the processor (CUDA 12.8). */
+/* Dma-bufs that the NIC reaches over PCIe, also where the GPU hangs on the processor (CUDA 12.8). Other
+ * GPUs export none so, which is EOPNOTSUPP. */
 #define GPUMR_PCIE 2u
 
 #define GPUMR_FREE_BYTES_AUTO UINT64_MAX

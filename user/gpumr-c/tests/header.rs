@@ -168,19 +168,24 @@ fn the_example_in_c_runs_and_wrong_input_is_named() {
     assert_eq!(lines.next(), None, "{out}");
 }
 
+/// Builds a program that was written from the header alone, in one of the languages that include it.
+fn from_the_header(name: &str, language: &[&str], file: &str) -> PathBuf {
+    let folder = libraries(name, Without::Nothing);
+    std::fs::copy(library(), folder.join("libgpumr.so.1")).expect("writable");
+    let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
+    let file = source(file);
+    let linked = ["-x", "none", "libgpumr.so.1", "libcuda.so.1", "libibverbs.so.1"];
+    cc(&[&["-o", "program", &include][..], language, &[&file], &linked].concat(), &folder);
+    folder
+}
+
 /// This program was written from the header alone, in the common part of two languages.
 #[test]
 fn a_program_from_the_header_runs() {
     for (name, language) in
         [("fresh-c", &["-std=c99", "-pedantic-errors"][..]), ("fresh-c++", &["-x", "c++", "-std=c++11", "-pedantic"])]
     {
-        let folder = libraries(name, Without::Nothing);
-        std::fs::copy(library(), folder.join("libgpumr.so.1")).expect("writable");
-        let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
-        let fresh = source("fresh.c");
-        let linked = ["-x", "none", "libgpumr.so.1", "libcuda.so.1", "libibverbs.so.1"];
-        cc(&[&["-o", "program", &include][..], language, &[&fresh], &linked].concat(), &folder);
-        let (out, said) = run(&folder);
+        let (out, said) = run(&from_the_header(name, language, "fresh.c"));
         let freed = "is no memory that CUDA knows: freed, of another process, or plain host memory";
         let lines: Vec<&str> = out.lines().collect();
         assert_eq!(lines[0], "gone 2, valid 0", "{out}");
@@ -193,6 +198,50 @@ fn a_program_from_the_header_runs() {
             "hits 6, misses 3, stale 2, entries 0",
         ];
         assert_eq!((&lines[2..], said.as_str()), (&rest[..], ""), "{name}");
+    }
+}
+
+/// So was this one, later, by another reader: it has a table of its own and asks for dma-bufs over PCIe.
+#[test]
+fn a_second_program_from_the_header_runs() {
+    for (name, language, coherent) in [
+        ("fresh-table-c", &["-std=c99", "-pedantic-errors"][..], false),
+        ("fresh-table-c++", &["-x", "c++", "-std=c++11", "-pedantic"], true),
+    ] {
+        let folder = from_the_header(name, language, "fresh_table.c");
+        let mut program = Command::new(folder.join("program"));
+        program.env("LD_LIBRARY_PATH", &folder);
+        if coherent {
+            program.env("STAND_IN_COHERENT", "1");
+        }
+        let (out, said) = output(&mut program);
+        let made = u32::from(coherent);
+        let over_pcie = if coherent { "over PCIe: valid 1" } else { "over PCIe: 95, *CUDA_ERROR_NOT_SUPPORTED" };
+        let (counted, ended, last) = (
+            format!("by address 0, by dma-buf {made}, ended {made}"),
+            format!("valid 0, ended {made}"),
+            format!("ended {}, another iova 0", made + 1),
+        );
+        let mut lines = out.lines();
+        for wanted in [
+            over_pcie,
+            &counted,
+            "by dma-buf: valid 1",
+            "again: valid 1",
+            "one region: 1",
+            "free: 0",
+            &ended,
+            &last,
+            "no dma-buf in the table: 22, *by dma-buf: the table of verbs functions has no reg_dmabuf_mr",
+            "out is NULL: 1",
+            "refused: 22, *by peer memory: Invalid argument (os error 22): the NIC does not know these access flags",
+            "holes: 1",
+        ] {
+            let line = lines.next().unwrap_or_default();
+            let (start, part) = wanted.split_once('*').unwrap_or((wanted, ""));
+            assert!(line.starts_with(start) && line.contains(part), "{wanted}: {out}");
+        }
+        assert_eq!((lines.next(), said.as_str()), (None, ""), "{out}");
     }
 }
 
