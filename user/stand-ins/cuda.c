@@ -3,7 +3,8 @@
  * - Before cuInit(), and in a child of a process that called it, everything is NOT_INITIALIZED (3).
  * - BUFFER_ID grows with each allocation, and is INVALID_VALUE (1) once freed; addresses come back.
  * - Memory of up to 1 MiB begins at multiples of 512 bytes and shares blocks of 2 MiB; larger memory
- *   has blocks of its own.
+ *   has blocks of its own. An export that begins where nothing is allocated covers the whole of the
+ *   first allocation after that, or is INVALID_VALUE.
  * - Attributes need no context. cuMemGetAddressRange() needs one of the memory's GPU: without one it
  *   is INVALID_CONTEXT (201), in that of another GPU NOT_FOUND (500), and in one that another thread
  *   destroyed CONTEXT_IS_DESTROYED (709). An export needs any context that lives. To push one that
@@ -859,6 +860,19 @@ static int backs(const struct block *b, uint64_t page)
 	       page - (b->at & -BACKING) < ((b->at + b->size + BACKING - 1) & -BACKING) - (b->at & -BACKING);
 }
 
+/* Returns whether an export begins in a block, or has all of the first block in it. */
+static int begins_well(uint64_t at, uint64_t size)
+{
+	struct block *first = NULL;
+
+	if (find(at))
+		return 1;
+	for (struct block *b = blocks; b < blocks + BLOCKS; b++)
+		if (b->id && b->at - at < size && (!first || b->at < first->at))
+			first = b;
+	return first && first->at + first->size <= at + size;
+}
+
 static unsigned long long export_flags;
 
 unsigned long long stand_in_export_flags(void)
@@ -877,6 +891,7 @@ int cuMemGetHandleForAddressRange(int *fd, uint64_t at, uint64_t size, int type,
 	if (flags && !getenv("STAND_IN_COHERENT"))
 		return 801;
 	pthread_mutex_lock(&memory);
+	status = !begins_well(at, size);
 	for (uint64_t page = at; page < at + size && !status; page += PAGE) {
 		struct block *b = blocks;
 

@@ -277,6 +277,24 @@ fn a_thread_without_a_context_is_served() {
     });
 }
 
+/// Where the pages begin in memory that is freed, CUDA exports them with the whole allocation only, as
+/// seen on an H200.
+#[test]
+fn a_part_of_a_small_allocation_is_exported_beside_freed_memory() {
+    let test = "a_part_of_a_small_allocation_is_exported_beside_freed_memory";
+    on_stand_ins(test, Without::Nothing, || {
+        let stand_ins = StandIns::open();
+        let cache =
+            Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::only(Way::DmaBuf), Limits::default());
+        let (neighbour, memory) = (stand_ins.allocate(512), stand_ins.allocate(65536));
+        assert_eq!(neighbour.end(), memory.start());
+        stand_ins.free(neighbour.start());
+        for (from, length) in [(10, 100), (0, 65536), (65000, 536), (8000, 100)] {
+            cache.register(domain(), memory.start() + from, length, 1).unwrap();
+        }
+    });
+}
+
 #[test]
 fn no_lease_is_stale_in_a_storm() {
     on_stand_ins("no_lease_is_stale_in_a_storm", Without::Nothing, || {

@@ -270,12 +270,12 @@ fn by_dma_buf(verbs: &Functions, wanted: &Wanted, error: c_int) -> *mut RawMr {
         }
         let range = Range::new(at, length).map_err(say).ok()?;
         let pages = range.widened(page_size())?;
-        let fd = cuda.export(pages, range).map_err(|why| match Identity::read(cuda, range) {
+        let export = cuda.export(pages, range).map_err(|why| match Identity::read(cuda, range) {
             // This says more than CUDA's own word.
             Err(cause) => say(cause),
             Ok(_) => say(format!("{range} by dma-buf: {why}{}", Memory::of(cuda, at).why())),
         });
-        let fd = fd.ok()?;
+        let (fd, pages) = export.ok()?;
         // The region keeps the memory; the descriptor is no longer needed.
         let mr = wanted.by_dma_buf(verbs, range, at - pages.start(), fd.as_fd())?;
         mr.map_err(|error| say(format!("{range} by dma-buf: {}", Words(&error, Way::DmaBuf, wanted.access.into()))))

@@ -159,13 +159,13 @@ impl Gpu for Noted {
     fn exports(&self) -> io::Result<()> {
         self.0.exports()
     }
-    fn export(&self, pages: Range, range: Range) -> Result<OwnedFd, String> {
+    fn export(&self, pages: Range, range: Range) -> Result<(OwnedFd, Range), String> {
         let epoch = self.1.lock().epoch;
-        let fd = self.0.export(pages, range)?;
+        let (fd, pages) = self.0.export(pages, range)?;
         let mut ledger = self.1.lock();
         let memory = ledger.of(&pages);
         ledger.exports.insert(fd.as_raw_fd(), (memory, epoch));
-        Ok(fd)
+        Ok((fd, pages))
     }
     fn epoch(&self) -> Option<u64> {
         self.0.epoch()
@@ -398,7 +398,7 @@ impl Thread<'_> {
             Err(gpumr::Error::Refused { .. }) if kind == POOL || kind == VIRTUAL && part.length() > SEGMENT => {
                 return counted(&counts.refused)
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(format!("{} of {own}: {error}", KINDS[kind]).into()),
         };
         if MADE.get() == made {
             count(&counts.hits);

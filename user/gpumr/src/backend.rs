@@ -101,9 +101,9 @@ pub trait Gpu: Send + Sync + 'static {
     fn exports(&self) -> io::Result<()> {
         Ok(())
     }
-    /// Exports `pages`, whole pages of the system around `memory`, as a dma-buf. Where they begin,
-    /// nothing may be allocated. Errors are in words.
-    fn export(&self, pages: Range, memory: Range) -> Result<OwnedFd, String>;
+    /// Exports `pages`, whole pages of the system around `memory`, as a dma-buf. Returns the range that
+    /// it has, too, which may be larger. Errors are in words.
+    fn export(&self, pages: Range, memory: Range) -> Result<(OwnedFd, Range), String>;
     /// Returns a number that changes when CUDA restored the process from a checkpoint: all memory
     /// is then new, under its old numbers. Returns `None` if nobody can see that.
     fn epoch(&self) -> Option<u64> {

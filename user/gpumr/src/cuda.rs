@@ -8,7 +8,7 @@
 use crate::backend::{Gpu, Kind};
 use crate::checkpoint::Watch;
 use crate::error::Error;
-use crate::range::Range;
+use crate::range::{page_size, Range};
 use libloading::os::unix::{Library, Symbol, RTLD_LAZY};
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
@@ -189,6 +189,15 @@ impl Cuda {
         }
     }
 
+    /// Returns the pages of the whole allocations at both ends of `memory`, if these are more than
+    /// `pages`. The first page of a small allocation may begin in a neighbour that was freed. CUDA then
+    /// exports nothing less than the allocation.
+    fn whole(&self, pages: Range, memory: Range) -> Option<Range> {
+        let [first, last] = [memory.start(), memory.last()].map(|at| self.allocation(at)?.widened(page_size()));
+        let (start, end) = (first?.start().min(pages.start()), last?.end().max(pages.end()));
+        Range::new(start, end - start).ok().filter(|whole| *whole != pages)
+    }
+
     /// Returns whether this process is outside of a checkpoint, if CUDA says so.
     fn runs(&self) -> Option<bool> {
         let (ask, mut state) = (self.process.as_ref()?, -1);
@@ -351,18 +360,23 @@ impl Gpu for Cuda {
         self.handle.as_ref().map(|_| ()).ok_or_else(lacks)
     }
 
-    fn export(&self, pages: Range, memory: Range) -> Result<OwnedFd, String> {
+    fn export(&self, pages: Range, memory: Range) -> Result<(OwnedFd, Range), String> {
         let handle = self.handle.as_ref().ok_or(NO_EXPORT)?;
         let fd: Cell<c_int> = Cell::new(-1);
-        let (at, length) = (pages.start(), pages.length() as usize);
-        // SAFETY: A local; the range is made of whole pages, and a wrong one is refused.
-        let status =
-            self.in_context(memory.start(), || unsafe { handle(fd.as_ptr(), at, length, DMA_BUF_FD, self.flags) });
-        let fd = fd.get();
-        if status != 0 || fd < 0 {
+        let export = |pages: Range| {
+            let (at, length) = (pages.start(), pages.length() as usize);
+            // SAFETY: A local; the range is made of whole pages, and a wrong one is refused.
+            self.in_context(memory.start(), || unsafe { handle(fd.as_ptr(), at, length, DMA_BUF_FD, self.flags) })
+        };
+        let (mut exported, mut status) = (pages, export(pages));
+        let whole = (status == INVALID_VALUE).then(|| self.whole(pages, memory)).flatten();
+        if let Some(whole) = whole {
+            (exported, status) = (whole, export(whole));
+        }
+        if status != 0 || fd.get() < 0 {
             return Err(format!("cuMemGetHandleForAddressRange: {}", self.words(status)));
         }
         // SAFETY: The driver made it for us.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        Ok((unsafe { OwnedFd::from_raw_fd(fd.get()) }, exported))
     }
 }

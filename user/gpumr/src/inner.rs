@@ -571,8 +571,9 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         let (export, fd) = match self.exported(&range, &pages, identity) {
             Some(shared) => shared,
             None => {
-                let fd = Arc::new(Closed::in_children(self.gpu.export(pages, range).map_err(Refusal::Export)?));
-                let export = Arc::new(Export::new(pages, &fd));
+                let (fd, exported) = self.gpu.export(pages, range).map_err(Refusal::Export)?;
+                let fd = Arc::new(Closed::in_children(fd));
+                let export = Arc::new(Export::new(exported, &fd));
                 let mut state = lock(&self.state);
                 let oldest = state.keep(&export);
                 state.share(&range, identity, &export);

@@ -53,8 +53,8 @@ impl Gpu for Pages {
         Range::new(address / PAGE * PAGE, PAGE).ok()
     }
 
-    fn export(&self, _: Range, _: Range) -> Result<OwnedFd, String> {
-        File::open("/dev/null").map(OwnedFd::from).map_err(|error| error.to_string())
+    fn export(&self, pages: Range, _: Range) -> Result<(OwnedFd, Range), String> {
+        File::open("/dev/null").map(|file| (file.into(), pages)).map_err(|error| error.to_string())
     }
 
     fn device(&self, address: u64) -> i32 {

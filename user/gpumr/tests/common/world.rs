@@ -357,7 +357,7 @@ impl Gpu for World {
         self.state().block(address).map(|block| block.range)
     }
 
-    fn export(&self, range: Range, _: Range) -> Result<OwnedFd, String> {
+    fn export(&self, range: Range, _: Range) -> Result<(OwnedFd, Range), String> {
         super::step();
         let mut state = self.state();
         if state.no_export {
@@ -373,7 +373,7 @@ impl Gpu for World {
         if state.exported % 256 == 0 {
             state.forget_closed();
         }
-        Ok(fd)
+        Ok((fd, range))
     }
 }
 
