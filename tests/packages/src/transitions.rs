@@ -1334,12 +1334,13 @@ fn dashboard() -> Vec<String> {
     let text = include_str!("../../../packaging/monitoring/grafana.json");
     let queries = text.lines().filter_map(|line| line.trim().strip_prefix("\"expr\": \""));
     let queries = queries.map(|query| query.trim_end_matches(',').trim_end_matches('"').replace("\\\"", "\""));
-    queries.map(|query| query.replace("$instance", ".*").replace("$__rate_interval", "20s")).collect()
+    queries.map(|query| query.replace("$instance", ".*").replace("$__rate_interval", "5m")).collect()
 }
 
 /// Debian's own node_exporter and Prometheus read what peermemctl writes about recorded machines.
-/// promtool finds no fault in metrics and rules, each query of the dashboard has an answer, and a
-/// file that node_exporter cannot read raises an alert.
+/// promtool finds no fault in metrics and rules. The machine is recorded twice: once it is well, and later
+/// its counters are higher and a check warns. Then each query of the dashboard has an answer, and no
+/// answer is NaN. A file that node_exporter cannot read raises an alert.
 fn monitoring(test: &mut Test) -> Result<()> {
     test.machine.must(&format!("dpkg -i {DEBS}/peermemctl_{}-1_*.deb", test.version))?;
     let queries = dashboard();
@@ -1367,10 +1368,15 @@ fn monitoring(test: &mut Test) -> Result<()> {
         ask() {{ promtool query instant http://127.0.0.1:19090 "$1" >/tmp/answer 2>&1 || echo "wrong: $1"; sed 's/ @\[.*\]$//' /tmp/answer; }}
         for i in $(seq 30); do [ -z "$(ask 'gpudirect_rdma_verdict' | grep ^gpudirect)" ] || break; sleep 1; done
         sleep 5
+        cp /srv/source/tests/packages/trees/later.tree $trees/
+        write later
+        for i in $(seq 30); do [ -z "$(ask 'nvidia_peermem_check > 0' | grep ^nvidia)" ] || break; sleep 1; done
+        sleep 3
         while read -r query; do
             echo "> $query"
             ask "$query"
-            case "$query" in *'> 0') ;; *) [ -n "$(cat /tmp/answer)" ] || echo "wrong: no data" ;; esac
+            [ -n "$(cat /tmp/answer)" ] || echo "wrong: no data"
+            ! grep -q NaN /tmp/answer || echo "wrong: NaN"
         done </srv/queries
         rejected='ALERTS{{alertname="PeermemMetricsRejected"}}'
         [ -z "$(ask "$rejected")" ] || echo "wrong: an alert too early"
