@@ -52,13 +52,25 @@ pub struct Said {
     pub text: String,
 }
 
+/// What a module of ours was built against.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Built {
+    /// The present neighbours: it has the version of each of their symbols that it needs.
+    Whole,
+    /// Other neighbours than the present ones: a version differs.
+    Former,
+    /// Not all of the neighbours: they export a symbol with a version, and it needs that symbol and
+    /// has no version of it. The kernel would not notice if it did not fit.
+    Unversioned,
+}
+
 /// The file that `modprobe nvidia-peermem` chooses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Resolved {
-    /// This project's file, of that version, built against the present neighbours (or not).
+    /// This project's file, of that version.
     Ours {
         version: String,
-        fits: bool,
+        built: Built,
     },
     /// NVIDIA's file.
     Nvidia(String),
@@ -68,8 +80,13 @@ pub enum Resolved {
 impl std::fmt::Display for Resolved {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         match self {
-            Self::Ours { version, fits: true } => write!(f, "ours, {version}"),
-            Self::Ours { version, fits: false } => write!(f, "ours, {version}, built against former neighbours"),
+            Self::Ours { version, built: Built::Whole } => write!(f, "ours, {version}"),
+            Self::Ours { version, built: Built::Former } => {
+                write!(f, "ours, {version}, built against former neighbours")
+            }
+            Self::Ours { version, built: Built::Unversioned } => {
+                write!(f, "ours, {version}, without a neighbour's symbol versions")
+            }
             Self::Nvidia(file) => write!(f, "NVIDIA's `{file}`"),
             Self::Nothing => f.write_str("nothing"),
         }
@@ -207,8 +224,15 @@ END_OF_UNIT
             driver=$(modinfo -k "$k" -n nvidia 2>/dev/null || modinfo -k "$k" -n nvidia-current-open 2>/dev/null || true)
             {{ cat /usr/src/ofa_kernel/$(uname -m)/"$k"/Module.symvers 2>/dev/null || true; [ -z "$driver" ] || modprobe --show-exports "$driver"; }} |
                 grep -E '	(nvidia_p2p_|ib_.*peer_memory_client)' | cut -f 1,2 | sed 's/^0x0*/0x/' | sort >/tmp/has
+            # What it needs of them.
+            case $file in *.xz) xz -dc "$file" ;; *) cat "$file" ;; esac >/tmp/file.ko
+            nm -u /tmp/file.ko | sed -nE 's/^ *[Uw] (nvidia_p2p_.*|ib_.*peer_memory_client)$/\1/p' | sort >/tmp/needs
+            [ -s /tmp/needs ] || echo "needs nothing"
             # Wanted with another version than it is had.
-            awk 'NR == FNR {{ had[$2] = $1; next }} $2 in had && had[$2] != $1 {{ print $2 }}' /tmp/has /tmp/wants"#
+            awk 'NR == FNR {{ had[$2] = $1; next }} $2 in had && had[$2] != $1 {{ print "former", $2 }}' /tmp/has /tmp/wants
+            # Had with a version, and wanted with none.
+            awk 'FILENAME == ARGV[1] {{ had[$2] = $1; next }} FILENAME == ARGV[2] {{ wanted[$2]; next }}
+                had[$1] != "" && had[$1] != "0x" && !($1 in wanted) {{ print "unversioned", $1 }}' /tmp/has /tmp/wants /tmp/needs"#
         ))?;
         let mut lines = text.lines();
         let Some(file) = lines.next().filter(|line| *line != "none" && !line.is_empty()) else {
@@ -223,6 +247,14 @@ END_OF_UNIT
             file.starts_with(&folder),
             "modprobe takes {file}, which is neither NVIDIA's nor from {folder}:\n{text}"
         );
-        Ok(Resolved::Ours { version: version.to_string(), fits: lines.next().is_none() })
+        let wrong: Vec<&str> = lines.collect();
+        ensure!(!wrong.contains(&"needs nothing"), "{file} imports nothing of its neighbours:\n{text}");
+        let any = |word| wrong.iter().any(|line| line.starts_with(word));
+        let built = match (any("former "), any("unversioned ")) {
+            (true, _) => Built::Former,
+            (false, true) => Built::Unversioned,
+            (false, false) => Built::Whole,
+        };
+        Ok(Resolved::Ours { version: version.to_string(), built })
     }
 }

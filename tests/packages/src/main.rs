@@ -15,7 +15,7 @@ mod transitions;
 
 use anyhow::{bail, Context, Result};
 use clap::{Args, Parser};
-use machine::{Layers, Machine, Resolved};
+use machine::{Built, Layers, Machine, Resolved};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -222,7 +222,7 @@ fn with_ours(neighbours: &Machine, version: &str) -> Result<Machine> {
     let said = machine.must(&format!("dpkg -i {}", ours(version))).context("installation of ours")?;
     let kernel = machine.kernels()?.pop().context("the machine has no kernel")?;
     match machine.resolved(&kernel)? {
-        Resolved::Ours { fits: true, .. } => Ok(machine),
+        Resolved::Ours { built: Built::Whole, .. } => Ok(machine),
         other => bail!("after the installation of ours modprobe takes {other}:\n{said}"),
     }
 }

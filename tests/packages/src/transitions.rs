@@ -2,7 +2,7 @@
 
 //! Makes something happen to a machine, and checks what modprobe must resolve to afterwards.
 
-use crate::machine::{Layers, Machine, Resolved, Said};
+use crate::machine::{Built, Layers, Machine, Resolved, Said};
 use crate::stubs::{deb, our_rpm, ours, BROKEN, DEBS, NEXT, NVIDIA, OFED};
 use anyhow::{bail, ensure, Context, Result};
 
@@ -150,7 +150,7 @@ impl Test {
     /// Checks that modprobe chooses our module, built against the present neighbours.
     fn expect_ours(&mut self, action: &str, version: &str) -> Result<()> {
         for kernel in self.machine.kernels()? {
-            self.expect(action, &kernel, &Resolved::Ours { version: version.to_string(), fits: true })?;
+            self.expect(action, &kernel, &Resolved::Ours { version: version.to_string(), built: Built::Whole })?;
         }
         Ok(())
     }
@@ -396,7 +396,11 @@ fn kernel_that_ours_is_not_built_for(test: &mut Test) -> Result<()> {
     let got = test.machine.resolved(&new)?;
     test.row(&new, "installation of a kernel for which ours is not built", &got.to_string())?;
     ensure!(matches!(got, Resolved::Nvidia(_)), "{got}");
-    test.expect("installation of a kernel for which ours is not built", &old, &Resolved::Ours { version, fits: true })?;
+    test.expect(
+        "installation of a kernel for which ours is not built",
+        &old,
+        &Resolved::Ours { version, built: Built::Whole },
+    )?;
     // apt goes on working.
     test.transaction("dpkg --configure --pending; dpkg-trigger --no-await /usr/src; dpkg --configure --pending")?;
     Ok(())
@@ -684,7 +688,7 @@ fn kernel_without_headers(test: &mut Test) -> Result<()> {
     ))?;
     let keeps = format!("nvidia-peermem-rust: kernel {kernel} keeps its module, which does not fit its GPU driver");
     one_line(&text, &[&keeps, "install linux-headers-"])?;
-    test.expect("another driver, without headers", &kernel, &Resolved::Ours { version, fits: false })
+    test.expect("another driver, without headers", &kernel, &Resolved::Ours { version, built: Built::Former })
 }
 
 /// The machine loses its power at each step of an upgrade. The former module stays. `dpkg
@@ -725,15 +729,45 @@ fn a_release_that_begins_another(test: &mut Test) -> Result<()> {
 }
 
 /// A make that, where a module is to be built, looks at the neighbours as the real one does and takes
-/// the module that is there, without a signature. So DKMS builds and installs within seconds.
+/// the module that is there, without a signature. So DKMS builds and installs within seconds. The
+/// module gets the version of the source that it is made for, and the symbol versions that preflight has
+/// found. An entry of a symbol of which it has found none says a second time what another one says.
 const QUICK_MAKE: &str = r#"cp $(find /lib/modules -name 'nvidia-peermem-rust.ko*' | head -n 1) /srv/
     for file in /srv/*.ko.xz; do [ ! -e "$file" ] || xz -d "$file"; done
     strip --strip-debug /srv/nvidia-peermem-rust.ko
+    cat >/srv/versions.pl <<'END_OF_PERL'
+my ($ko, $at, $size, @symvers) = @ARGV;
+my %crc;
+for (@symvers) {
+    open my $in, "<", $_ or die "$_: $!";
+    while (<$in>) { my ($crc, $name) = split; $crc{$name} = hex $crc; }
+}
+open my $file, "+<:raw", $ko or die "$ko: $!";
+seek $file, hex $at, 0;
+read $file, my $all, hex $size;
+my @all = unpack "(a64)*", $all;
+my $neighbours = qr/^.{8}(nvidia_p2p_|ib_(un)?register_peer_memory_client)/s;
+my ($other) = grep { !/$neighbours/ } @all;
+for (grep { /$neighbours/ } @all) {
+    my $name = unpack "x8 Z56", $_;
+    $_ = exists $crc{$name} ? pack("Q a56", $crc{$name}, $name) : $other;
+}
+seek $file, hex $at, 0;
+print $file @all;
+END_OF_PERL
     cat >/usr/local/bin/make <<'END_OF_MAKE'
 #!/bin/sh
 for word; do case $word in OUT=*) out=${word#OUT=} ;; KDIR=*) kdir=$word ;; esac; done
 [ "$word" = module ] || exec /usr/bin/make "$@"
 /usr/bin/make -s "$kdir" "OUT=$out" preflight && cp /srv/nvidia-peermem-rust.ko "$out/nvidia-peermem.ko"
+[ $? = 0 ] || exit 2
+. "$out/preflight.env"
+at=$(readelf -SW "$out/nvidia-peermem.ko" | sed -nE 's/.* __versions +PROGBITS +[0-9a-f]+ ([0-9a-f]+) ([0-9a-f]+) .*/\1 \2/p')
+[ -z "$at" ] || perl /srv/versions.pl "$out/nvidia-peermem.ko" $at $PREFLIGHT_SYMVERS || exit
+[ "$(modinfo -F version "$out/nvidia-peermem.ko" | head -n 1)" != "$(cat VERSION)" ] || exit 0
+objcopy --dump-section ".modinfo=$out/modinfo" "$out/nvidia-peermem.ko" &&
+	sed -zi "s/^version=.*/version=$(cat VERSION)/" "$out/modinfo" &&
+	objcopy --update-section ".modinfo=$out/modinfo" "$out/nvidia-peermem.ko"
 END_OF_MAKE
     chmod +x /usr/local/bin/make"#;
 
@@ -760,7 +794,7 @@ fn key_not_enrolled(test: &mut Test) -> Result<()> {
     one_line(&text, &["nvidia-peermem-rust: kernel ", "has a new module"])?;
     one_line(&text, &words)?;
     one_line(&text, &["mokutil --import /var/lib/dkms/mok.pub,"])?;
-    test.expect("key of DKMS not enrolled", &kernel, &Resolved::Ours { version, fits: false })?;
+    test.expect_ours("key of DKMS not enrolled", &version)?;
     let signer = test.machine.must("modinfo -k $(uname -r) -F signer nvidia-peermem")?;
     ensure!(!signer.trim().is_empty(), "DKMS has not signed it");
     // A call by hand says it, too.
@@ -862,7 +896,7 @@ fn another_file_is_taken(test: &mut Test) -> Result<()> {
         let text = test.transaction(refresh)?;
         ensure!(!text.contains("nvidia-peermem-rust: "), "nothing is wrong any more:\n{text}");
     }
-    test.expect("removal of those lines", &kernel, &Resolved::Ours { version, fits: false })
+    test.expect_ours("removal of those lines", &version)
 }
 
 /// openibd's hook is installed with our package if OFED is there, or with OFED if our package is.
@@ -931,7 +965,7 @@ END
     for kernel in ["5.0.0-a", "9.0.0-b"] {
         one_line(&text, &[&format!("nvidia-peermem-rust: kernel {kernel} has no module: error: of the test")])?;
     }
-    test.expect("builds that fail for other kernels", &kernel, &Resolved::Ours { version, fits: true })?;
+    test.expect("builds that fail for other kernels", &kernel, &Resolved::Ours { version, built: Built::Whole })?;
     // At an rpm's removal depmod fails for one kernel.
     let text = test.machine.must(
         "mkdir /usr/lib/nvidia-peermem-rust/5.0.0-a; touch /usr/lib/nvidia-peermem-rust/5.0.0-a/nvidia-peermem.ko /lib/modules/5.0.0-a/modules.dep
