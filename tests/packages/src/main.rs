@@ -13,9 +13,9 @@ mod stubs;
 mod table;
 mod transitions;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use clap::{Args, Parser};
-use machine::{Built, Layers, Machine, Resolved};
+use machine::{Built, Layers, Machine, Resolved, Said};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -101,8 +101,8 @@ struct Distribution<'a> {
     version: &'a str,
     /// A machine with both neighbours and packages of ours, none of which is installed.
     neighbours: Machine,
-    /// The same machine with our package.
-    ready: Machine,
+    /// The same machine with our package, and the exit code of dpkg that installed it.
+    ready: (Machine, i32),
 }
 
 fn test(options: &Options) -> Result<bool> {
@@ -200,9 +200,12 @@ impl Distribution<'_> {
 
     /// Runs a transition and prints its result. Returns whether it is good, and what it shows.
     fn one(&self, transition: &Transition) -> Result<(bool, Pages)> {
-        let from = if WITHOUT_OURS.contains(&transition.name) { &self.neighbours } else { &self.ready };
+        let from = if WITHOUT_OURS.contains(&transition.name) { &self.neighbours } else { &self.ready.0 };
         let (name, start) = (format!("{}/{}", self.name, transition.name), Instant::now());
         let mut test = started(&from.layers()?, self.version)?;
+        if transition.name == INSTALLED {
+            test.exit = Some(self.ready.1);
+        }
         let result = (transition.run)(&mut test);
         let rows = test.rows.iter().map(|row| table::line(self.name, &self.rustc, row)).collect();
         let shown =
@@ -216,13 +219,14 @@ impl Distribution<'_> {
     }
 }
 
-/// Returns the machine with our package.
-fn with_ours(neighbours: &Machine, version: &str) -> Result<Machine> {
+/// Returns the machine with our package, and the exit code of dpkg.
+fn with_ours(neighbours: &Machine, version: &str) -> Result<(Machine, i32)> {
     let machine = Machine::new(&neighbours.layers()?)?;
-    let said = machine.must(&format!("dpkg -i {}", ours(version))).context("installation of ours")?;
+    let Said { ok, code, text: said } = machine.run(&format!("dpkg -i {}", ours(version)))?;
+    ensure!(ok, "installation of ours:\n{said}");
     let kernel = machine.kernels()?.pop().context("the machine has no kernel")?;
     match machine.resolved(&kernel)? {
-        Resolved::Ours { built: Built::Whole, .. } => Ok(machine),
+        Resolved::Ours { built: Built::Whole, .. } => Ok((machine, code)),
         other => bail!("after the installation of ours modprobe takes {other}:\n{said}"),
     }
 }

@@ -14,7 +14,10 @@ const HEAD: &str = "# What modprobe loads
 
 Written by `make soak ONLY=packages`: machines made of Debian packages, with stand-ins for NVIDIA's
 driver and DOCA-OFED, and the real dpkg, rpm, dkms, depmod and modprobe. Nothing is loaded there.
-\"exit\" is the exit code of dpkg or rpm; \"initrd\" says whether the kernel has one.
+\"exit\" is the exit code of dpkg or rpm, 137 where it was killed, and \"–\" where neither ran; \"initrd\"
+says whether the kernel has one, which tiny-initramfs makes there. In many rows a module that is there
+stands in for each build, which would take a minute: with the version and the symbol versions that the
+build would give it.
 
 | distribution | rustc | kernel | after | exit | initrd | `modprobe nvidia-peermem` takes |
 |---|---|---|---|---|---|---|

@@ -20,7 +20,7 @@ pub struct Test {
     /// The version of our package that is installed.
     pub version: String,
     pub rows: Vec<Row>,
-    /// The exit code of the last transaction, until a row has it.
+    /// The exit code of the last transaction, until the rows of an action have it.
     pub exit: Option<i32>,
     /// Holds what programs of others have said, by the name of the page that shows it.
     pub shown: Vec<(&'static str, String)>,
@@ -131,7 +131,9 @@ impl Test {
     fn row(&mut self, kernel: &str, action: &str, takes: &str) -> Result<()> {
         let initrd = self.machine.run(&format!("test -s /boot/initrd.img-{kernel}"))?.ok;
         let (kernel, action, takes) = (kernel.to_string(), action.to_string(), takes.to_string());
-        self.rows.push(Row { kernel, action, exit: self.exit.take(), initrd, takes });
+        // An action on several kernels has one transaction.
+        let before = self.rows.last().filter(|row| row.action == action).and_then(|row| row.exit);
+        self.rows.push(Row { kernel, action, exit: self.exit.take().or(before), initrd, takes });
         Ok(())
     }
 
@@ -272,7 +274,7 @@ fn nvidia_removed(test: &mut Test) -> Result<()> {
 /// The package is unpacked, but its module does not compile.
 fn nvidia_half_installed(test: &mut Test) -> Result<()> {
     let version = test.version();
-    let said = test.machine.run(&format!(
+    let said = test.act(&format!(
         "dpkg --unpack {next} && echo '#error half' >>/usr/src/nvidia-{v}/nvidia.c && dpkg --configure nvidia-dkms",
         next = deb("nvidia", NVIDIA[2]),
         v = NVIDIA[2],
@@ -288,7 +290,7 @@ fn nvidia_half_installed(test: &mut Test) -> Result<()> {
 /// and packages are left alone.
 fn debians_driver(test: &mut Test) -> Result<()> {
     let version = test.version();
-    test.machine.must(&format!(
+    test.transaction(&format!(
         "dpkg -P nvidia-dkms
         echo 'install nvidia modprobe -i nvidia-current-open $CMDLINE_OPTS
         install nvidia-peermem modprobe nvidia ; modprobe -i nvidia-current-open-peermem $CMDLINE_OPTS' >/etc/modprobe.d/nvidia.conf
@@ -298,7 +300,7 @@ fn debians_driver(test: &mut Test) -> Result<()> {
     test.expect_ours("Debian's own driver packages", &version)?;
     let lines = test.machine.must("modprobe --showconfig | grep '^install nvidia_peermem '")?;
     one_line(&lines, &["install nvidia_peermem"])?;
-    test.machine.must("dpkg -r nvidia-peermem-rust-dkms")?;
+    test.transaction("dpkg -r nvidia-peermem-rust-dkms")?;
     let kernel = test.kernel()?;
     let got = test.machine.resolved(&kernel)?;
     test.row(&kernel, "removal of ours beside them", &got.to_string())?;
@@ -309,7 +311,7 @@ fn debians_driver(test: &mut Test) -> Result<()> {
 /// Ubuntu's kmod brings such a line.
 fn another_search_line(test: &mut Test) -> Result<()> {
     let version = test.version();
-    test.machine.must(
+    test.transaction(
         "mkdir -p /etc/depmod.d; echo 'search updates ubuntu built-in' >/etc/depmod.d/ubuntu.conf
         dpkg-trigger --no-await /lib/modules; dpkg --configure --pending",
     )?;
@@ -330,7 +332,7 @@ fn ofed_upgrade(test: &mut Test) -> Result<()> {
 /// kernel's build counts.
 fn ofed_of_two_versions(test: &mut Test) -> Result<()> {
     let version = test.version();
-    let text = test.machine.must(
+    let text = test.transaction(
         "cd /usr/src/ofa_kernel && mkdir -p $(uname -m)/9.9.9-other && sed 's/^0x......../0x12345678/' default/Module.symvers >$(uname -m)/9.9.9-other/Module.symvers
         ln -sfn /usr/src/ofa_kernel/$(uname -m)/9.9.9-other default
         dpkg-trigger --no-await /usr/src; dpkg --configure --pending",
@@ -353,7 +355,7 @@ fn neighbour_of_another_abi(test: &mut Test) -> Result<()> {
     let version = test.version();
     let kernel = test.kernel()?;
     // Nothing has changed, so the build is not tried again.
-    let text = test.machine.must(&format!(
+    let text = test.transaction(&format!(
         "mkdir -p /usr/src/ofa_kernel/$(uname -m)/{kernel}/include/rdma
         echo '#error an interface that nobody knows' >/usr/src/ofa_kernel/$(uname -m)/{kernel}/include/rdma/peer_mem.h
         # As the service at boot does, beside apt.
@@ -480,21 +482,26 @@ fn own_upgrade_that_fails(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
+/// The exit code of who is killed by signal 9.
+const KILLED: i32 = 128 + 9;
+
 /// dpkg is killed while it builds; `dpkg --configure --pending` ends what it began.
 fn dpkg_interrupted(test: &mut Test) -> Result<()> {
     let version = test.version();
-    test.machine.must(&format!(
+    let said = test.act(&format!(
         "dpkg -i {} >/tmp/log 2>&1 & pid=$!
         until pgrep -x rustc >/dev/null 2>&1 || [ -n \"$(grep -ls '^rustc' /proc/[0-9]*/comm)\" ]; do
             kill -0 $pid 2>/dev/null || {{ cat /tmp/log; exit 1; }}
             sleep 0.2
         done
-        kill -9 $pid; sleep 0.2
+        kill -9 $pid; code=0; wait $pid || code=$?
         for dir in /proc/[0-9]*; do
             [ ${{dir#/proc/}} = $$ ] || [ ${{dir#/proc/}} = 1 ] || kill -9 ${{dir#/proc/}} 2>/dev/null || true
-        done",
+        done
+        exit $code",
         ours(NEXT)
     ))?;
+    ensure!(said.code == KILLED, "dpkg was not killed:\n{}", said.text);
     test.expect_ours("upgrade of ours, dpkg killed in it", &version)?;
     test.transaction("dpkg --configure --pending")?;
     test.expect_ours("dpkg --configure --pending after it", NEXT)
@@ -504,7 +511,7 @@ fn dpkg_interrupted(test: &mut Test) -> Result<()> {
 fn disk_full(test: &mut Test) -> Result<()> {
     let version = test.version();
     test.machine.disk = Some(12);
-    let said = test.machine.run(&format!(
+    let said = test.act(&format!(
         "dpkg -i {}
         k=$(uname -r); file=$(modinfo -k $k -n nvidia-peermem); echo resolved $file $(modinfo -F version $file)",
         ours(NEXT)
@@ -983,8 +990,7 @@ fn uninstalled_by_the_admin(test: &mut Test) -> Result<()> {
     let (kernel, version) = (test.kernel()?, test.version());
     let dkms = |verb| format!("dkms {verb} -m nvidia-peermem-rust -v {version} -k {kernel} >/dev/null");
     let text = test
-        .machine
-        .must(&format!("{}; dpkg-trigger --no-await /usr/src; dpkg --configure --pending", dkms("uninstall")))?;
+        .transaction(&format!("{}; dpkg-trigger --no-await /usr/src; dpkg --configure --pending", dkms("uninstall")))?;
     ensure!(!text.contains("nvidia-peermem-rust: "), "{text}");
     let got = test.machine.resolved(&kernel)?;
     test.row(&kernel, "dkms uninstall of ours", &got.to_string())?;
@@ -1161,7 +1167,7 @@ fn rpm(test: &mut Test) -> Result<()> {
     let version = test.version();
     let kernel = test.kernel()?;
     // If there is nothing to build it with, a line says so, and it is built once that is installed.
-    let text = test.machine.must(&format!(
+    let text = test.transaction(&format!(
         "mv /lib/modules/{kernel}/build /tmp/build; rpm -i --nodeps {}; mv /tmp/build /lib/modules/{kernel}/build",
         our_rpm(&version)
     ))?;
