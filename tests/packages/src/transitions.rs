@@ -90,7 +90,7 @@ pub const ALL: &[Transition] = &[
     quick("purged", purged),
     quick("removed_while_unpacked", removed_while_unpacked),
     long(RPM, rpm),
-    long(RPM_INTERRUPTED, rpm_interrupted),
+    long("rpm_interrupted", rpm_interrupted),
     long(README, readme),
     long("peermemctl", peermemctl),
     long("peermemctl_by_rpm", peermemctl_by_rpm),
@@ -106,10 +106,9 @@ const MONITORING: &str = "monitoring.txt";
 /// The transition that a new compiler has to pass.
 pub const INSTALLED: &str = "installed";
 const RPM: &str = "rpm";
-const RPM_INTERRUPTED: &str = "rpm_interrupted";
 const README: &str = "readme";
 /// The transitions that start from a machine with the neighbours alone.
-pub const WITHOUT_OURS: [&str; 3] = [RPM, RPM_INTERRUPTED, README];
+pub const WITHOUT_OURS: [&str; 2] = [RPM, README];
 
 impl Test {
     /// Runs a script with a transaction of dpkg or rpm, which may fail. The row that follows has
@@ -698,26 +697,118 @@ fn kernel_without_headers(test: &mut Test) -> Result<()> {
     test.expect("another driver, without headers", &kernel, &Resolved::Ours { version, built: Built::Former })
 }
 
-/// The machine loses its power at each step of an upgrade. The former module stays. `dpkg
-/// --configure --pending` completes the upgrade, after another installation if dpkg demands one.
+/// A place at which the machine loses its power: a tool that is called with such words, as a pattern of
+/// the shell.
+struct Place {
+    says: &'static str,
+    tool: &'static str,
+    words: String,
+}
+
+fn place(says: &'static str, tool: &'static str, words: &str) -> Place {
+    Place { says, tool, words: words.to_string() }
+}
+fn dkms(verb: &'static str) -> Place {
+    Place { says: verb, tool: "dkms", words: format!("{}' '*", verb.trim_start_matches("dkms ")) }
+}
+
+impl Place {
+    /// Returns a script in which a transaction runs, and in which everything but the script, which is the
+    /// first process, ends at once at this place. Its exit code is the transaction's.
+    fn interrupts(&self, transaction: &str) -> String {
+        let Self { tool, words, .. } = self;
+        format!(
+            r#"file=$(command -v {tool}); mkdir -p /srv/kept /srv/real
+            cp -a $file /srv/kept/{tool}; cp $(readlink -f $file) /srv/real/{tool}; rm $file
+            printf '#!/bin/sh\ncase "$*" in %s) kill -9 -1; kill -9 $$ ;; esac\nexec /srv/real/{tool} "$@"\n' "{words}" >$file; chmod +x $file
+            code=0; {transaction} >/tmp/log 2>&1 || code=$?
+            [ $code = {KILLED} ] || cat /tmp/log
+            rm $file; cp -a /srv/kept/{tool} $file; rm -r /srv/kept /srv/real; exit $code"#
+        )
+    }
+}
+
+/// The places of an upgrade of ours: in `hold`, before and after it has its hard link, and at each
+/// call of DKMS.
+fn of_an_upgrade() -> Vec<Place> {
+    let hold = [place("upkeep hold", "ln", "-fL' '*"), place("upkeep hold, linked", "mv", "-T' '*")];
+    hold.into_iter().chain(["dkms remove", "dkms add", "dkms build", "dkms install"].map(dkms)).collect()
+}
+/// The places of a first installation.
+fn of_an_installation() -> Vec<Place> {
+    ["dkms add", "dkms build", "dkms install"].map(dkms).into()
+}
+/// The places of a removal: before modprobe chooses NVIDIA's file, before ours goes, and where DKMS has
+/// taken its file away.
+fn of_a_removal(kernel: &str) -> Vec<Place> {
+    vec![
+        place("depmod", "depmod", kernel),
+        place("the removal of the links", "rm", &format!("-rf' '/usr/lib/nvidia-peermem-rust/{kernel}")),
+        dkms("dkms remove"),
+        place("depmod of DKMS", "depmod", "-a' '*"),
+    ]
+}
+
+/// Loses the power at a place of a transaction.
+fn interrupt(at: &mut Test, place: &Place, transaction: &str) -> Result<()> {
+    let said = at.act(&place.interrupts(transaction))?;
+    ensure!(said.code == KILLED, "{transaction} was not killed at {}: {}\n{}", place.says, said.code, said.text);
+    Ok(())
+}
+
+/// The machine loses its power at each step of an upgrade, of a first installation and of a removal.
+/// The former module stays. `dpkg --configure --pending` completes what was begun, after the same command
+/// again if dpkg demands it.
 fn interrupted_at_each_step(test: &mut Test) -> Result<()> {
-    let version = test.version();
-    let layers = test.machine.layers()?;
-    for verb in ["remove", "add", "build", "install"] {
-        let mut at = started(&layers, &version)?;
-        // Everything but this script, which is the first process, ends at once.
-        at.machine.must(&format!(
-            "printf '#!/bin/sh\n[ \"$1\" != {verb} ] || kill -9 -1\nexec /usr/sbin/dkms \"$@\"\n' >/usr/local/sbin/dkms; chmod +x /usr/local/sbin/dkms
-            dpkg -i {} >/tmp/log 2>&1 && {{ cat /tmp/log; exit 1; }}
-            rm /usr/local/sbin/dkms",
-            ours(NEXT)
-        ))?;
-        let action = format!("upgrade of ours, power lost at dkms {verb}");
+    let (kernel, version) = (test.kernel()?, test.version());
+    test.machine.must(QUICK_MAKE)?;
+    let ready = test.machine.layers()?;
+    let completes = |version: &str| {
+        format!("dpkg --configure --pending && [ \"$(dpkg-query -f '${{Status}} ${{Version}}' -W nvidia-peermem-rust-dkms)\" = 'install ok installed {version}-1' ] || dpkg -i {}", ours(version))
+    };
+    for place in of_an_upgrade() {
+        let mut at = started(&ready, &version)?;
+        interrupt(&mut at, &place, &format!("dpkg -i {}", ours(NEXT)))?;
+        let action = format!("upgrade of ours, power lost at {}", place.says);
         at.expect_ours(&action, &version)?;
-        at.transaction(&format!("dpkg --configure --pending && [ $(dpkg-query -f '${{Version}}' -W nvidia-peermem-rust-dkms) = {NEXT}-1 ] || dpkg -i {}", ours(NEXT)))?;
+        at.transaction(&completes(NEXT))?;
         at.expect_ours(&format!("{action}, and dpkg again"), NEXT)?;
         nothing_half_installed(&at)?;
         test.rows.append(&mut at.rows);
+    }
+    // In postrm.
+    let last = place("the removal of what is left", "rm", "-rf' '/usr/lib/nvidia-peermem-rust' '*");
+    for place in of_a_removal(&kernel).into_iter().chain([last]) {
+        let mut at = started(&ready, &version)?;
+        interrupt(&mut at, &place, "dpkg -r nvidia-peermem-rust-dkms")?;
+        let action = format!("removal of ours, power lost at {}", place.says);
+        something_is_there(&mut at, &action)?;
+        gone(&mut at, &format!("{action}, and dpkg again"), "-r")?;
+        nothing_half_installed(&at)?;
+        test.rows.append(&mut at.rows);
+    }
+    test.machine.must("dpkg -P nvidia-peermem-rust-dkms")?;
+    let without = test.machine.layers()?;
+    for place in of_an_installation() {
+        let mut at = started(&without, &version)?;
+        interrupt(&mut at, &place, &format!("dpkg -i {}", ours(&version)))?;
+        let action = format!("first installation of ours, power lost at {}", place.says);
+        something_is_there(&mut at, &action)?;
+        at.transaction(&completes(&version))?;
+        at.expect_ours(&format!("{action}, and dpkg again"), &version)?;
+        nothing_half_installed(&at)?;
+        test.rows.append(&mut at.rows);
+    }
+    Ok(())
+}
+
+/// Checks that modprobe finds a module whole, ours or NVIDIA's.
+fn something_is_there(test: &mut Test, action: &str) -> Result<()> {
+    for kernel in test.machine.kernels()? {
+        let got = test.machine.resolved(&kernel)?;
+        test.row(&kernel, action, &got.to_string())?;
+        let good = matches!(got, Resolved::Nvidia(_) | Resolved::Ours { built: Built::Whole, .. });
+        ensure!(good, "after {action} modprobe on {kernel} takes {got}");
     }
     Ok(())
 }
@@ -1188,9 +1279,23 @@ fn rpm(test: &mut Test) -> Result<()> {
     test.expect_ours("rpm: upgrade of ours that does not build", NEXT)?;
     test.transaction(&format!("rpm -U --oldpackage --nodeps {}", our_rpm(&version)))?;
     test.expect_ours("rpm: downgrade of ours", &version)?;
+    gone_by_rpm(test, "rpm: removal of ours")
+}
+
+/// Checks that rpm knows one version of ours, whose files are all as it has installed them, and that no
+/// kernel lacks its initrd.
+fn nothing_half_installed_by_rpm(test: &Test, version: &str) -> Result<()> {
+    let said = test.machine.must("rpm -q nvidia-peermem-rust-dkms; rpm -V --nodeps nvidia-peermem-rust-dkms")?;
+    ensure!(said == format!("nvidia-peermem-rust-dkms-{version}-1.noarch\n"), "{said}");
+    nothing_half_installed(test)
+}
+
+/// Checks that NVIDIA's file is back after a removal by rpm, and that nothing of ours is left.
+fn gone_by_rpm(test: &mut Test, action: &str) -> Result<()> {
     test.transaction("rpm -e nvidia-peermem-rust-dkms")?;
+    let kernel = test.kernel()?;
     let got = test.machine.resolved(&kernel)?;
-    test.row(&kernel, "rpm: removal of ours", &got.to_string())?;
+    test.row(&kernel, action, &got.to_string())?;
     ensure!(matches!(got, Resolved::Nvidia(_)), "NVIDIA's file is not back: {got}");
     let left =
         test.machine.must("find / -xdev -name '*nvidia-peermem-rust*' ! -path '/srv/*' ! -path '/var/lib/dpkg/*'")?;
@@ -1198,25 +1303,42 @@ fn rpm(test: &mut Test) -> Result<()> {
     Ok(())
 }
 
-/// The machine loses its power at each step of an upgrade by rpm. The former module stays, and the
-/// same command again completes the upgrade.
+/// The machine loses its power at each step of an upgrade, of a first installation and of a removal by
+/// rpm. The former module stays, and the same command again completes what was begun.
 fn rpm_interrupted(test: &mut Test) -> Result<()> {
-    let version = test.version();
-    test.machine.must(&format!("rpm -i --nodeps {}", our_rpm(&version)))?;
-    let layers = test.machine.layers()?;
-    for verb in ["add", "remove", "build"] {
+    let (kernel, version) = (test.kernel()?, test.version());
+    test.machine.must(&format!("{QUICK_MAKE}\ndpkg -P nvidia-peermem-rust-dkms"))?;
+    let without = test.machine.layers()?;
+    let ready = started(&without, &version)?;
+    ready.machine.must(&format!("rpm -i --nodeps {}", our_rpm(&version)))?;
+    nothing_half_installed_by_rpm(&ready, &version)?;
+    let layers = ready.machine.layers()?;
+    for place in of_an_upgrade() {
         let mut at = started(&layers, &version)?;
-        at.machine.must(&format!(
-            "printf '#!/bin/sh\n[ \"$1\" != {verb} ] || kill -9 -1\nexec /usr/sbin/dkms.real \"$@\"\n' >/srv/dkms; chmod +x /srv/dkms
-            mv /usr/sbin/dkms /usr/sbin/dkms.real; mv /srv/dkms /usr/sbin/
-            rpm -U --nodeps {} >/tmp/log 2>&1 && {{ cat /tmp/log; exit 1; }}
-            mv /usr/sbin/dkms.real /usr/sbin/dkms",
-            our_rpm(NEXT)
-        ))?;
-        let action = format!("rpm: upgrade of ours, power lost at dkms {verb}");
+        interrupt(&mut at, &place, &format!("rpm -U --nodeps {}", our_rpm(NEXT)))?;
+        let action = format!("rpm: upgrade of ours, power lost at {}", place.says);
         at.expect_ours(&action, &version)?;
         at.transaction(&format!("rpm -U --force --nodeps {}", our_rpm(NEXT)))?;
         at.expect_ours(&format!("{action}, and rpm again"), NEXT)?;
+        nothing_half_installed_by_rpm(&at, NEXT)?;
+        test.rows.append(&mut at.rows);
+    }
+    for place in of_a_removal(&kernel) {
+        let mut at = started(&layers, &version)?;
+        interrupt(&mut at, &place, "rpm -e nvidia-peermem-rust-dkms")?;
+        let action = format!("rpm: removal of ours, power lost at {}", place.says);
+        something_is_there(&mut at, &action)?;
+        gone_by_rpm(&mut at, &format!("{action}, and rpm again"))?;
+        test.rows.append(&mut at.rows);
+    }
+    for place in of_an_installation() {
+        let mut at = started(&without, &version)?;
+        interrupt(&mut at, &place, &format!("rpm -i --nodeps {}", our_rpm(&version)))?;
+        let action = format!("rpm: first installation of ours, power lost at {}", place.says);
+        something_is_there(&mut at, &action)?;
+        at.transaction(&format!("rpm -U --force --nodeps {}", our_rpm(&version)))?;
+        at.expect_ours(&format!("{action}, and rpm again"), &version)?;
+        nothing_half_installed_by_rpm(&at, &version)?;
         test.rows.append(&mut at.rows);
     }
     Ok(())
