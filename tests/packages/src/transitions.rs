@@ -91,6 +91,7 @@ pub const ALL: &[Transition] = &[
     quick("removed_while_unpacked", removed_while_unpacked),
     long(RPM, rpm),
     long("rpm_interrupted", rpm_interrupted),
+    long("neighbours_by_rpm", neighbours_by_rpm),
     long(README, readme),
     long("peermemctl", peermemctl),
     long("peermemctl_by_rpm", peermemctl_by_rpm),
@@ -381,16 +382,16 @@ fn nothing_half_installed(test: &Test) -> Result<()> {
     Ok(())
 }
 
+/// A make that fails where something is to be built for the kernel in /srv/kernel.
+const NOT_FOR_THE_NEXT_KERNEL: &str = r#"new=$(basename /srv/kernel/linux-headers-*-$(dpkg --print-architecture)_*.deb); new=${new#linux-headers-}; new=${new%%_*}
+        printf '#!/bin/sh\ncase "$*" in *KDIR=/lib/modules/%s/build*) echo "error: of the test"; exit 2 ;; esac\nexec /usr/bin/make "$@"\n' "$new" >/usr/local/bin/make
+        chmod +x /usr/local/bin/make"#;
+
 /// A kernel is installed for which our module cannot be built. It gets its initrd and its
 /// neighbours, and uses NVIDIA's module. Our module follows once it can be built.
 fn kernel_that_ours_is_not_built_for(test: &mut Test) -> Result<()> {
     let (old, version) = (test.kernel()?, test.version());
-    let text = test.transaction(
-        r#"new=$(basename /srv/kernel/linux-headers-*-$(dpkg --print-architecture)_*.deb); new=${new#linux-headers-}; new=${new%%_*}
-        printf '#!/bin/sh\ncase "$*" in *KDIR=/lib/modules/%s/build*) echo "error: of the test"; exit 2 ;; esac\nexec /usr/bin/make "$@"\n' "$new" >/usr/local/bin/make
-        chmod +x /usr/local/bin/make
-        dpkg -i /srv/kernel/*.deb"#,
-    )?;
+    let text = test.transaction(&format!("{NOT_FOR_THE_NEXT_KERNEL}\ndpkg -i /srv/kernel/*.deb"))?;
     says_why(&text, "of the test")?;
     nothing_half_installed(test)?;
     let new = test.machine.kernels()?.into_iter().find(|kernel| *kernel != old).context("a second kernel")?;
@@ -444,6 +445,10 @@ fn upgrade_in_one_transaction(test: &mut Test) -> Result<()> {
     test.expect_ours("upgrade of all three in one transaction", NEXT)?;
     nothing_half_installed(test)
 }
+
+/// Removes both neighbours and ours, and what OFED's build has left.
+const NO_NEIGHBOURS: &str =
+    "dpkg -P nvidia-peermem-rust-dkms nvidia-dkms mlnx-ofed-kernel-dkms; rm -rf /usr/src/ofa_kernel";
 
 fn kernel_upgrade_and_removal(test: &mut Test) -> Result<()> {
     let version = test.version();
@@ -1342,6 +1347,81 @@ fn rpm_interrupted(test: &mut Test) -> Result<()> {
         test.rows.append(&mut at.rows);
     }
     Ok(())
+}
+
+/// Makes an rpm of a stand-in's Debian package, or of the Debian packages of a kernel, with scripts as
+/// NVIDIA's, DOCA's and a kernel's rpm have them: NAME, VERSION, then the Debian packages.
+const AS_RPM: &str = r#"as_rpm() {
+        name=$1 version=$2 top=/tmp/rpm/$1-$2
+        shift 2
+        mkdir -p $top/root
+        for deb; do dpkg-deb -x $deb $top/root; done
+        rm -rf $top/root/usr/share
+        kernel=$(ls $top/root/lib/modules $top/root/usr/lib/modules 2>/dev/null | grep -v : | head -n 1)
+        {
+            printf 'Name: %s\nVersion: %s\nRelease: 1\nSummary: stand-in\nLicense: none\nAutoReqProv: no\n' $name $version
+            printf '%%global _binary_payload w0.gzdio\n%%global __os_install_post %%{nil}\n%%global debug_package %%{nil}\n'
+            printf '%%description\nStand-in.\n%%install\ncp -a %s/root/. %%{buildroot}/\n' $top
+            if [ -n "$kernel" ]; then
+                printf '%%post\nDEB_MAINT_PARAMS=configure run-parts --exit-on-error --arg=%s --arg=/boot/vmlinuz-%s /etc/kernel/postinst.d\n' $kernel $kernel
+            else
+                printf '%%post\nPATH=/usr/local/bin:$PATH\ndkms add -m %s -v %s && dkms build -m %s -v %s && dkms install --force -m %s -v %s\n' $name $version $name $version $name $version
+                printf '%%preun\ndkms remove -m %s -v %s --all\n' $name $version
+            fi
+            printf '%%files\n'
+            (cd $top/root && find . ! -type d | sed 's/^\.//; s/.*/"&"/')
+        } >$top/spec
+        rpmbuild -bb --quiet --define "_topdir $top" --define '_build_id_links none' $top/spec >$top/log 2>&1 || { tail $top/log; exit 1; }
+        mv $top/RPMS/*/*.rpm /srv/rpms/
+        rm -r $top
+    }
+    mkdir -p /srv/rpms"#;
+
+/// The neighbours are rpms: both come with ours in one transaction, OFED is upgraded alone, and a kernel
+/// comes for which our module cannot be built. rpm ends well, and its triggers have ours follow.
+fn neighbours_by_rpm(test: &mut Test) -> Result<()> {
+    let (old, version) = (test.kernel()?, test.version());
+    test.machine.must(&format!(
+        "{QUICK_MAKE}
+        {NO_NEIGHBOURS}
+        {AS_RPM}
+        as_rpm nvidia {n} {}
+        as_rpm mlnx-ofed-kernel {o} {}
+        as_rpm mlnx-ofed-kernel {u} {}
+        as_rpm kernel-standin 1 /srv/kernel/*.deb",
+        deb("nvidia", NVIDIA[0]),
+        deb("mlnx-ofed-kernel", OFED[0]),
+        deb("mlnx-ofed-kernel", OFED[1]),
+        n = NVIDIA[0],
+        o = OFED[0],
+        u = OFED[1],
+    ))?;
+    let rpm = |name: &str, version: &str| format!("/srv/rpms/{name}-{version}-1.*.rpm");
+    let text = test.transaction(&format!(
+        "rpm -U --nodeps {} {} {}",
+        our_rpm(&version),
+        rpm("nvidia", NVIDIA[0]),
+        rpm("mlnx-ofed-kernel", OFED[0])
+    ))?;
+    one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
+    test.expect_ours("rpm: ours, driver and OFED in one transaction", &version)?;
+    nothing_half_installed_by_rpm(test, &version)?;
+    let text = test.transaction(&format!("rpm -U --nodeps {}", rpm("mlnx-ofed-kernel", OFED[1])))?;
+    one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
+    test.expect_ours("rpm: upgrade of OFED alone", &version)?;
+    nothing_half_installed_by_rpm(test, &version)?;
+    let text = test.transaction(&format!(
+        "{NOT_FOR_THE_NEXT_KERNEL}
+        rpm -U --nodeps {}",
+        rpm("kernel-standin", "1")
+    ))?;
+    says_why(&text, "of the test")?;
+    nothing_half_installed_by_rpm(test, &version)?;
+    let new = test.machine.kernels()?.into_iter().find(|kernel| *kernel != old).context("a second kernel")?;
+    let (action, got) = ("rpm: installation of a kernel for which ours is not built", test.machine.resolved(&new)?);
+    test.row(&new, action, &got.to_string())?;
+    ensure!(matches!(got, Resolved::Nvidia(_)), "{got}");
+    test.expect(action, &old, &Resolved::Ours { version, built: Built::Whole })
 }
 
 /// Checks that the files of `PACKAGE` are where users look, that they work, and that they are
