@@ -63,6 +63,7 @@ pub const ALL: &[Transition] = &[
     long("kernel_installed_again", kernel_installed_again),
     long("one_transaction", one_transaction),
     long("upgrade_in_one_transaction", upgrade_in_one_transaction),
+    long("without_neighbours", without_neighbours),
     long("own_upgrade", own_upgrade),
     long("own_upgrade_that_fails", own_upgrade_that_fails),
     long("dpkg_interrupted", dpkg_interrupted),
@@ -449,6 +450,82 @@ fn upgrade_in_one_transaction(test: &mut Test) -> Result<()> {
 /// Removes both neighbours and ours, and what OFED's build has left.
 const NO_NEIGHBOURS: &str =
     "dpkg -P nvidia-peermem-rust-dkms nvidia-dkms mlnx-ofed-kernel-dkms; rm -rf /usr/src/ofa_kernel";
+
+/// Ours is installed where a neighbour is missing, or both are. dpkg ends well, and one line says what
+/// the module was built without. Each neighbour that comes has it built again, and in the end it has
+/// the version of each symbol.
+fn without_neighbours(test: &mut Test) -> Result<()> {
+    const CORE: &str = "an RDMA core with the peer-memory API (DOCA-OFED)";
+    const DRIVER: &str = "NVIDIA's GPU driver";
+    let (kernel, version) = (test.kernel()?, test.version());
+    let (driver, ofed) = (deb("nvidia", NVIDIA[0]), deb("mlnx-ofed-kernel", OFED[0]));
+    let without = |what: &str| {
+        format!("has a new module, built without {what}, which kernel {kernel} does not have: it is built again once that is installed")
+    };
+    let layers = test.machine.layers()?;
+    for (quick, first, steps) in [
+        (
+            "true",
+            "true".to_string(),
+            vec![
+                ("ours with neither neighbour", ours(&version), Some(format!("{CORE} and {DRIVER}"))),
+                ("ours with neither neighbour, then OFED", ofed.clone(), Some(DRIVER.to_string())),
+                ("ours with neither neighbour, then OFED and the driver", driver.clone(), None),
+            ],
+        ),
+        (
+            QUICK_MAKE,
+            format!("dpkg -i {driver}"),
+            vec![
+                ("ours with the driver alone", ours(&version), Some(CORE.to_string())),
+                ("ours with the driver alone, then OFED", ofed.clone(), None),
+            ],
+        ),
+        (
+            QUICK_MAKE,
+            format!("dpkg -i {ofed}"),
+            vec![
+                ("ours with OFED alone", ours(&version), Some(DRIVER.to_string())),
+                ("ours with OFED alone, then the driver", driver.clone(), None),
+            ],
+        ),
+    ] {
+        let mut at = started(&layers, &version)?;
+        at.machine.must(&format!("{quick}\n{NO_NEIGHBOURS}; {first}"))?;
+        for (action, deb, lacks) in steps {
+            let text = at.transaction(&format!("dpkg -i {deb}"))?;
+            one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
+            if let Some(lacks) = &lacks {
+                one_line(&text, &["nvidia-peermem-rust: kernel ", &without(lacks)])?;
+            } else {
+                one_line(&text, &["nvidia-peermem-rust: kernel ", "has a new module"])?;
+                ensure!(!text.contains("built without"), "nothing is missing any more:\n{text}");
+            }
+            let got = at.machine.resolved(&kernel)?;
+            let takes = lacks.as_ref().map_or_else(|| got.to_string(), |lacks| format!("{got}, built without {lacks}"));
+            at.row(&kernel, action, &takes)?;
+            let want = Resolved::Ours { version: version.clone(), built: Built::Whole };
+            ensure!(got == want, "after {action} modprobe on {kernel} takes {got}");
+            nothing_half_installed(&at)?;
+        }
+        test.rows.append(&mut at.rows);
+    }
+    // A driver is there whose file has no versions, so the kernel could not compare any.
+    let mut at = started(&layers, &version)?;
+    at.machine.must(&format!(
+        r#"{QUICK_MAKE}
+        {NO_NEIGHBOURS}; dpkg -i {ofed}; mkdir -p /lib/modules/{kernel}/updates
+        printf '.section .modinfo,"a"\n.asciz "license=GPL"\n.asciz "version={}"\n' >/tmp/ko.s
+        as /tmp/ko.s -o /lib/modules/{kernel}/updates/nvidia.ko; depmod {kernel}"#,
+        NVIDIA[0]
+    ))?;
+    let text = at.transaction(&format!("dpkg -i {}", ours(&version)))?;
+    let unchecked = format!("has a new module, without symbol versions of the GPU driver: kernel {kernel} will not notice if it does not fit");
+    one_line(&text, &["nvidia-peermem-rust: kernel ", &unchecked])?;
+    at.expect("ours, and a driver without symbol versions", &kernel, &Resolved::Ours { version, built: Built::Whole })?;
+    test.rows.append(&mut at.rows);
+    Ok(())
+}
 
 fn kernel_upgrade_and_removal(test: &mut Test) -> Result<()> {
     let version = test.version();
