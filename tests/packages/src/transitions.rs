@@ -64,6 +64,7 @@ pub const ALL: &[Transition] = &[
     long("one_transaction", one_transaction),
     long("upgrade_in_one_transaction", upgrade_in_one_transaction),
     long("without_neighbours", without_neighbours),
+    long("reinstalled", reinstalled),
     long("own_upgrade", own_upgrade),
     long("own_upgrade_that_fails", own_upgrade_that_fails),
     long("dpkg_interrupted", dpkg_interrupted),
@@ -524,6 +525,41 @@ fn without_neighbours(test: &mut Test) -> Result<()> {
     one_line(&text, &["nvidia-peermem-rust: kernel ", &unchecked])?;
     at.expect("ours, and a driver without symbol versions", &kernel, &Resolved::Ours { version, built: Built::Whole })?;
     test.rows.append(&mut at.rows);
+    Ok(())
+}
+
+/// The same versions of ours, the driver and OFED are installed again: one by one, and in each order of
+/// one transaction, also for the first time in that order. The module is built once where ours is among
+/// them, and fits.
+fn reinstalled(test: &mut Test) -> Result<()> {
+    let version = test.version();
+    test.machine.must(QUICK_MAKE)?;
+    let packages = [
+        ("ours", ours(&version)),
+        ("the driver", deb("nvidia", NVIDIA[0])),
+        ("OFED", deb("mlnx-ofed-kernel", OFED[0])),
+    ];
+    for (name, deb) in &packages {
+        let text = test.transaction(&format!("dpkg -i {deb}"))?;
+        if *name == "ours" {
+            one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
+        } else {
+            ensure!(!text.contains("nvidia-peermem-rust: building"), "nothing that ours needs has changed:\n{text}");
+        }
+        test.expect_ours(&format!("{name} installed again"), &version)?;
+        nothing_half_installed(test)?;
+    }
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let [(a, first), (b, second), (c, third)] = order.map(|index| &packages[index]);
+        let install = format!("dpkg -i {first} {second} {third}");
+        test.machine.must(NO_NEIGHBOURS)?;
+        for again in ["installed", "installed again"] {
+            let text = test.transaction(&install)?;
+            one_line(&text, &["nvidia-peermem-rust: building for kernel"])?;
+            test.expect_ours(&format!("{a}, {b} and {c} {again} in one transaction, in this order"), &version)?;
+            nothing_half_installed(test)?;
+        }
+    }
     Ok(())
 }
 
@@ -1351,7 +1387,10 @@ fn rpm(test: &mut Test) -> Result<()> {
     test.transaction(&format!("rpm -U --nodeps {}", our_rpm(NEXT)))?;
     test.expect_ours("rpm: upgrade of ours", NEXT)?;
     let (driver, again) = (deb("nvidia", NVIDIA[2]), our_rpm(NEXT));
-    // This uses the plugin that gives each script a /tmp of its own, if this rpm has it.
+    // Debian 13's rpm has a plugin that gives each script a /tmp of its own.
+    let unshare = test.machine.must("rpm --eval '%{?__transaction_unshare}'")?;
+    let bookworm = test.machine.run("grep -q '^VERSION_ID=.12' /etc/os-release")?.ok;
+    ensure!(bookworm || !unshare.trim().is_empty(), "this rpm has no plugin unshare");
     test.transaction(&format!("rpm --reinstall --nodeps {again}"))?;
     test.expect_ours("rpm: ours installed again", NEXT)?;
     test.transaction(&format!("dpkg -i --no-triggers {driver}; rpm --reinstall --nodeps {again}"))?;
