@@ -19,7 +19,7 @@ for name in bench card storm; do
 done
 cp "$release/libgpumr_preload.so" "$out/libgpumr-preload.so"
 cp gpumr-preload/tests/card.py "$out/"
-# As gpumr-preload's tests build it (stand-ins/build.rs).
+# This is built as gpumr-preload's tests build it (stand-ins/build.rs).
 ${CC:-cc} -D_GNU_SOURCE -O2 -Wall -Wextra -shared -fPIC -Wl,--undefined-version -Wl,-soname,libibverbs.so.1 \
 	-Wl,--version-script=stand-ins/ibverbs.map -o "$out/libibverbs.so.1" stand-ins/ibverbs.c
 cp "$release/libgpumr_c.so" "$out/libgpumr.so.1"

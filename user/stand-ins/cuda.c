@@ -148,11 +148,17 @@ static struct block *find(uint64_t at)
 /* Returns whether there is or was GPU memory, for which the CPU has no page. */
 int stand_in_is_gpu(const void *addr)
 {
-	struct block *b = find((uintptr_t)addr);
+	struct block *b;
+	int is;
 
+	pthread_mutex_lock(&memory);
+	b = find((uintptr_t)addr);
 	if (b && b->managed)
-		return getenv("STAND_IN_MANAGED_ON_GPU") != NULL;
-	return arena && (uintptr_t)addr - arena < ARENA && (!b || b->type == DEVICE);
+		is = getenv("STAND_IN_MANAGED_ON_GPU") != NULL;
+	else
+		is = arena && (uintptr_t)addr - arena < ARENA && (!b || b->type == DEVICE);
+	pthread_mutex_unlock(&memory);
+	return is;
 }
 
 /* The driver's file, which nothing is read from. STAND_IN_CONTROL says what it is: by default a
@@ -253,6 +259,7 @@ void stand_in_signal_inside(void)
 enum { EXPORTS = 4096, KEPT = 4096 };
 static struct export {
 	uint64_t from, to;
+	int fd;
 } exports[EXPORTS];
 static pthread_mutex_t exporting = PTHREAD_MUTEX_INITIALIZER;
 /* Memory that is freed, and kept by these exports. */
@@ -293,6 +300,22 @@ static int is_exported(uint64_t from, uint64_t to)
 			found = is_open(n);
 			if (!found)
 				exports[n].to = 0;
+		}
+	pthread_mutex_unlock(&exporting);
+	return found;
+}
+
+/* Returns whether this is a dma-buf that is open, and which memory it has. */
+int stand_in_exported(int fd, uint64_t *from, uint64_t *to)
+{
+	int found = 0;
+
+	pthread_mutex_lock(&exporting);
+	for (int n = 0; n < EXPORTS && !found; n++)
+		if (exports[n].to && exports[n].fd == fd && is_open(n)) {
+			*from = exports[n].from;
+			*to = exports[n].to;
+			found = 1;
 		}
 	pthread_mutex_unlock(&exporting);
 	return found;
@@ -643,13 +666,17 @@ static struct reservation *reserved(uint64_t at, uint64_t size)
 int cuMemAddressFree(uint64_t at, size_t size)
 {
 	struct reservation *r;
+	int status;
 
 	pthread_mutex_lock(&memory);
 	r = reserved(at, size);
-	if (r)
+	status = !r || r->at != at || r->size != size;
+	for (struct block *b = blocks; b < blocks + BLOCKS && !status; b++)
+		status = b->id && b->at >= at && b->at < at + size;
+	if (!status)
 		r->size = 0;
 	pthread_mutex_unlock(&memory);
-	return r ? 0 : 1;
+	return status;
 }
 
 /* A handle says the GPU only: memory has its number once it is mapped. */
@@ -913,7 +940,7 @@ int cuMemGetHandleForAddressRange(int *fd, uint64_t at, uint64_t size, int type,
 		*fd = lock_file();
 		status = *fd < 0 || fcntl(*fd, F_OFD_SETLK, &lock) ? 999 : 0;
 		if (!status) {
-			exports[n] = (struct export){ at, at + size };
+			exports[n] = (struct export){ at, at + size, *fd };
 			export_flags = flags;
 		}
 	}

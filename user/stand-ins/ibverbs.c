@@ -26,6 +26,7 @@
 #undef ibv_reg_mr_iova
 
 extern int stand_in_is_gpu(const void *addr) __attribute__((weak));
+extern int stand_in_exported(int fd, uint64_t *from, uint64_t *to) __attribute__((weak));
 static _Atomic unsigned int plain, dma_buf, live, keys;
 static struct ibv_context device;
 
@@ -153,11 +154,26 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 	return ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, access);
 }
 
+/* Returns whether the region lies in the dma-buf and, if its address is one of there, at its own place. */
+static int lies_in(int fd, uint64_t offset, size_t length, uint64_t iova)
+{
+	uint64_t from, to;
+
+	if (!stand_in_exported || !stand_in_exported(fd, &from, &to))
+		return 1;
+	if (offset + length <= to - from && (iova < from || iova >= to || iova == from + offset))
+		return 1;
+	fprintf(stderr, "offset %#llx of a dma-buf leads to other memory\n", (unsigned long long)offset);
+	errno = EINVAL;
+	return 0;
+}
+
 #ifndef WITHOUT_DMA_BUF
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access)
 {
-	(void)offset, (void)iova;
 	dma_buf++;
+	if (!lies_in(fd, offset, length, iova))
+		return NULL;
 	if (getenv("STAND_IN_SIGNAL")) {
 		usleep(1500000);
 		raise(SIGUSR1);
@@ -170,6 +186,8 @@ struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_attr *attr)
 {
 	if (attr->comp_mask & 4) {
 		dma_buf++;
+		if (!lies_in(attr->fd, attr->fd_offset, attr->length, attr->comp_mask & 2 ? attr->iova : 0))
+			return NULL;
 		return make(pd, NULL, attr->length, attr->fd, attr->access);
 	}
 	return ibv_reg_mr_iova2(pd, attr->addr, attr->length, (uintptr_t)attr->addr, attr->access);

@@ -34,6 +34,7 @@ int cuMemAlloc_v2(uint64_t *at, uint64_t size);
 int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
 int cuMemFree_v2(uint64_t at);
+int cuCtxSetCurrent(void *context);
 void stand_in_counts(unsigned int *counts);
 unsigned int stand_in_access(struct ibv_mr *mr);
 uint64_t stand_in_of_another(void);
@@ -515,29 +516,56 @@ static void forks(uint64_t at)
 	ibv_dereg_mr(mr);
 }
 
-/* Forks in the same way, and changes a region in the child. */
+/* Forks in the same way, and changes a region in the child, until one child could not know. */
 static void rereg_forks(uint64_t at)
 {
 	struct ibv_mr *mr = ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE);
-	int stop = 0, other = 0, status;
+	int stop = 0, other = 0, refused = 0, status;
 	pthread_t thread;
 
 	pthread_create(&thread, NULL, busy, &stop);
-	for (int i = 0; i < 300; i++) {
+	for (int i = 0; i < 300 || (!refused && i < 30000); i++) {
 		pid_t child = fork();
 
 		if (!child) {
 			alarm(10);
 			status = ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, (void *)at, 100, 0);
-			_exit(status && (status != -1 || errno != EOPNOTSUPP));
+			_exit(!status ? 0 : status == -1 && errno == EOPNOTSUPP ? 2 : 1);
 		}
 		waitpid(child, &status, 0);
-		other += status != 0;
+		if (WIFEXITED(status) && WEXITSTATUS(status) == 2)
+			refused++;
+		else
+			other += status != 0;
 	}
 	stop = 1;
 	pthread_join(thread, NULL);
-	printf("other answers: %d\n", other);
+	printf("other answers: %d, refused: %s\n", other, refused ? "some" : "none");
 	ibv_dereg_mr(mr);
+}
+
+static void *without_context(void *at)
+{
+	cuCtxSetCurrent(NULL);
+	ibv_dereg_mr(show("without a context", ibv_reg_mr(&pd, at, 100, IBV_ACCESS_LOCAL_WRITE), (uintptr_t)at));
+	return NULL;
+}
+
+/* Registers a part of a small allocation whose first page begins in a neighbour that is freed. */
+static void beside_freed(uint64_t at)
+{
+	uint64_t neighbour, memory;
+	pthread_t thread;
+
+	(void)at;
+	if (cuMemAlloc_v2(&neighbour, 512) || cuMemAlloc_v2(&memory, 65536) || cuMemFree_v2(neighbour))
+		return;
+	printf("the page begins %s\n", memory % 4096 && memory == neighbour + 512 ? "in the neighbour" : "elsewhere");
+	memory += 10;
+	ibv_dereg_mr(show("with a context", ibv_reg_mr(&pd, (void *)memory, 100, IBV_ACCESS_LOCAL_WRITE), memory));
+	pthread_create(&thread, NULL, without_context, (void *)memory);
+	pthread_join(thread, NULL);
+	cuMemFree_v2(memory - 10);
 }
 
 /* Closes its device without deallocating the domain. */
@@ -647,7 +675,7 @@ int main(int argc, char **argv)
 		void (*run)(uint64_t at);
 	} parts[] = { { "forms", forms }, { "again", again }, { "by-name", by_name }, { "wrong", wrong },
 		      { "forked", forked }, { "forks", forks }, { "closes", closes }, { "rereg", rereg }, { "rereg-beside", rereg_beside },
-		      { "rereg-forks", rereg_forks },
+		      { "rereg-forks", rereg_forks }, { "beside-freed", beside_freed },
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
 		      { "exits", exits }, { "exits-registering", exits_registering }, { "kept", kept }, { "beside", beside }, { "shortage", shortage }, { "restored", restored },
 		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "contexts-go", contexts_go }, { "broken", broken },

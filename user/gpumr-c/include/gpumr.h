@@ -23,7 +23,8 @@
  * Functions that return int return 0 or an errno, but for gpumr_valid(). Where one fails, what it has
  * to fill in by `out` is NULL. Each line below is a cause; where an errno has several, gpumr_error()
  * says which it is. (What the NIC or the GPU driver answers by one number for two causes, it cannot tell
- * apart: 524, and EINVAL by dma-buf. It then names both.)
+ * apart: 524, and EINVAL by dma-buf; nor ENOMEM where /proc does not say what is pinned. It then names
+ * both.)
  *
  *   EINVAL      an argument makes no sense: NULL, no bytes, a range that wraps, an unknown way
  *   EINVAL      a struct has an unknown size, or a table has holes

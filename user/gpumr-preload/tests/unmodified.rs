@@ -534,10 +534,22 @@ fn with_the_cache_a_region_can_be_changed() {
 #[test]
 fn a_child_that_cannot_know_changes_no_region() {
     let (out, said) = run(&build("rereg-forks", Without::Nothing), "rereg-forks", true, &CACHE);
-    assert!(out.starts_with("other answers: 0\n"), "{out}{said}");
+    assert!(out.starts_with("other answers: 0, refused: some\n"), "{out}{said}");
     assert!(said.lines().all(|line| line.contains("ibv_rereg_mr() in a child of the process")), "{said}");
     let says = "In a child that was forked while another thread registered or deregistered, it fails with EOPNOTSUPP.";
     assert!(manual().contains(says), "{}", manual());
+}
+
+/// CUDA exports such an allocation as a whole only, and the region must lie at its place in that dma-buf.
+#[test]
+fn a_part_beside_freed_memory_is_registered() {
+    let folder = build("beside-freed", Without::Nothing);
+    for settings in [&[][..], &CACHE] {
+        let (out, said) = run(&folder, "beside-freed", true, settings);
+        let wanted = "the page begins in the neighbour\nwith a context: addr right\nwithout a context: addr right\n";
+        assert!(out.starts_with(wanted) && said.is_empty(), "{settings:?}: {out}{said}");
+        assert!(out.contains("live 0\n") || !settings.is_empty(), "{out}");
+    }
 }
 
 /// Threads use one buffer, and one of them changes what it gets. Nobody else gets that.

@@ -189,12 +189,15 @@ impl Cuda {
         }
     }
 
-    /// Returns the pages of the whole allocations at both ends of `memory`, if these are more than
-    /// `pages`. The first page of a small allocation may begin in a neighbour that was freed. CUDA then
-    /// exports nothing less than the allocation.
+    /// Returns `pages` and the pages of the whole allocation at its beginning, if these are more. The
+    /// first page of a small allocation may begin in a neighbour that was freed. CUDA then exports nothing
+    /// less than the allocation. Returns `None` where the pages begin in memory that CUDA knows.
     fn whole(&self, pages: Range, memory: Range) -> Option<Range> {
-        let [first, last] = [memory.start(), memory.last()].map(|at| self.allocation(at)?.widened(page_size()));
-        let (start, end) = (first?.start().min(pages.start()), last?.end().max(pages.end()));
+        if self.buffer_id(pages.start()).is_some() {
+            return None;
+        }
+        let first = self.allocation(memory.start())?.widened(page_size())?;
+        let (start, end) = (first.start().min(pages.start()), first.end().max(pages.end()));
         Range::new(start, end - start).ok().filter(|whole| *whole != pages)
     }
 

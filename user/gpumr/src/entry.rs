@@ -118,6 +118,9 @@ pub(crate) struct Entry<H: Home> {
     cover: Mutex<Option<Cover>>,
     /// Says whether the region is no longer the cache's.
     pub(crate) abandoned: AtomicBool,
+    /// The bytes of BAR1 that it may take: a dma-buf has more than the range where CUDA exports nothing
+    /// less than a whole allocation.
+    pub(crate) bar1_bytes: u64,
 }
 
 // SAFETY: All fields may be sent and shared but `alive`. Its parts may, and its one writer is alone
@@ -142,6 +145,7 @@ pub(crate) struct Parts<H: Home> {
 impl<H: Home> Entry<H> {
     /// Returns a new entry, with a lease.
     pub(crate) fn new(parts: Parts<H>) -> (Arc<Self>, Held<H>) {
+        let held = parts.region.export.as_ref().map_or(parts.range, |export| export.range);
         let entry = Arc::new(Self {
             word: Word::new(),
             used: AtomicU64::new(parts.used),
@@ -156,6 +160,7 @@ impl<H: Home> Entry<H> {
             identity: parts.identity,
             cover: Mutex::new(Some(parts.cover)),
             abandoned: AtomicBool::new(false),
+            bar1_bytes: held.widened(GPU_PAGE).map_or(held.length(), |pages| pages.length()),
             alive: UnsafeCell::new(None),
         });
         let alive = Alive { region: parts.region, _own: entry.clone() };
@@ -194,10 +199,6 @@ impl<H: Home> Entry<H> {
         let alive = unsafe { (*self.alive.get()).take() };
         // The parts of a pair are dropped in their order.
         (alive, lock(&self.cover).take())
-    }
-
-    pub(crate) fn bar1_bytes(&self) -> u64 {
-        self.range.widened(GPU_PAGE).map_or(self.range.length(), |pages| pages.length())
     }
 }
 

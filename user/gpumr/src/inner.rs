@@ -238,7 +238,7 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         self.of_gpus.remove(&(entry.device, std::ptr::from_ref(entry) as usize));
         self.entries -= 1;
         self.bytes -= entry.range.length();
-        self.bar1_bytes -= entry.bar1_bytes();
+        self.bar1_bytes -= entry.bar1_bytes;
     }
 
     /// Puts `entry` in, unless one that contains it is there. The caller must remove the returned
@@ -258,7 +258,7 @@ impl<G: Gpu, V: Verbs> State<G, V> {
         self.enqueue(entry);
         self.entries += 1;
         self.bytes += entry.range.length();
-        self.bar1_bytes += entry.bar1_bytes();
+        self.bar1_bytes += entry.bar1_bytes;
         Some(inside)
     }
 
@@ -572,6 +572,9 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             Some(shared) => shared,
             None => {
                 let (fd, exported) = self.gpu.export(pages, range).map_err(Refusal::Export)?;
+                if !exported.contains(&pages) {
+                    return Err(Refusal::Export(format!("{exported} were exported in place of {pages}")));
+                }
                 let fd = Arc::new(Closed::in_children(fd));
                 let export = Arc::new(Export::new(exported, &fd));
                 let mut state = lock(&self.state);

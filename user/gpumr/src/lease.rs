@@ -100,7 +100,8 @@ impl<G: Gpu, V: Verbs> Lease<G, V> {
     ///
     /// # Safety
     ///
-    /// `raw` is a pointer that [`Lease::into_raw`] returned. Nobody ends that lease while what is returned lives.
+    /// `raw` is a pointer that [`Lease::into_raw`] returned, of a lease of these types. Nobody ends that
+    /// lease while what is returned lives.
     pub unsafe fn borrow_raw(raw: NonNull<c_void>) -> ManuallyDrop<Self> {
         // SAFETY: By this function's contract; it is not dropped.
         ManuallyDrop::new(unsafe { Self::from_raw(raw) })

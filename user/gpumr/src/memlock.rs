@@ -7,12 +7,14 @@ use crate::range::{page_size, Range};
 
 /// The bit of CAP_IPC_LOCK.
 const IPC_LOCK: u32 = 14;
-/// The line of a user namespace that is no child of another: it maps all numbers to themselves.
+/// The line of the initial user namespace, which maps all numbers to themselves. A child that root makes
+/// may have the same line.
 const INITIAL: [&str; 3] = ["0", "0", "4294967295"];
 
 /// Returns whether the pages of `range` exceed the limit, or `None` if nobody can say.
 pub(crate) fn exceeded(range: &Range) -> Option<bool> {
-    let read = |file: &str| std::fs::read_to_string(format!("/proc/self/{file}")).ok();
+    // Capabilities are those of a thread.
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/thread-self/{file}")).ok();
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: A local.
     let status = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };

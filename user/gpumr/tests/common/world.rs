@@ -357,12 +357,16 @@ impl Gpu for World {
         self.state().block(address).map(|block| block.range)
     }
 
-    fn export(&self, range: Range, _: Range) -> Result<(OwnedFd, Range), String> {
+    fn export(&self, range: Range, memory: Range) -> Result<(OwnedFd, Range), String> {
         super::step();
         let mut state = self.state();
         if state.no_export {
             return Err("not supported".into());
         }
+        // Every second one begins with the allocation, as where CUDA exports nothing less.
+        let first = state.block(memory.start()).filter(|_| state.exported % 2 == 1).and_then(|b| b.range.widened(PAGE));
+        let start = first.map_or(range.start(), |first| first.start().min(range.start()));
+        let range = Range::new(start, range.end() - start).unwrap();
         let pages = state.pages(&range);
         let (ours, theirs) = UnixStream::pair().unwrap();
         let fd = OwnedFd::from(theirs);
