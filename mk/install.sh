@@ -48,7 +48,7 @@ put_tools() {
 		error=$({ mkdir -p "${to%/*}" && rm -rf "$to.new" && cp -R "$file" "$to.new" && for_here "$to.new"; } 2>&1) &&
 			error=$({ aside "$to" && mv -T "$to.new" "$to"; } 2>&1) && rm -rf "$to.old" && continue
 		rm -rf "$to.new" 2>/dev/null || true
-		[ -e "$to" ] || [ ! -e "$to.old" ] || mv -T "$to.old" "$to" || true
+		back "$to" || true
 		echo "install: $to stays as it was (${error##*: }): once it can be written, make install again" >&2
 		exit 1
 	done
@@ -65,6 +65,10 @@ stays() { # CAUSE
 # A folder is not replaced by a move: the one that is there goes aside first.
 aside() { # FOLDER
 	[ ! -d "$1" ] || { rm -rf "$1.old" && mv -T "$1" "$1.old"; }
+}
+# Puts a folder back that went aside when an installation was interrupted or failed.
+back() { # FOLDER
+	[ -e "$1" ] || [ ! -e "$1.old" ] || mv -T "$1.old" "$1"
 }
 # Units name the program where packages put it. Here they get the name of the one that is installed.
 for_here() { # FILE
@@ -106,13 +110,21 @@ writable)
 		writable "$folder" install "run make install as root, or name another root: INSTALL_MOD_PATH=<dir>"
 	done
 	# An installation that was interrupted may have left some.
-	! kver=$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR" 2>/dev/null) || rm -rf "$root/lib/modules/$kver/$dir.new"
+	if kver=$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR" 2>/dev/null); then
+		rm -rf "$root/lib/modules/$kver/$dir.new"
+		back "$root/lib/modules/$kver/$dir"
+	fi
 	exit
 	;;
 copied)
 	# The folder gets its name afterwards.
 	sed "/^$/d; s|/$dir\.new/|/$dir/|g"
-	exit
+	folder=$root/lib/modules/$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR")/$dir
+	for file in "$folder.new"/nvidia-peermem.ko*; do
+		[ ! -e "$file" ] || exit 0
+	done
+	rm -rf "$folder.new"
+	stays "kbuild says that it copied the module, and $folder has none"
 	;;
 failed-copied)
 	folder=$root/lib/modules/$(sh "$(dirname "$0")/kernel-release.sh" "$KDIR")/$dir
@@ -128,13 +140,23 @@ install)
 		rm -rf "$override.new" "$folder.new"
 		stays "$override: ${error##*: }"
 	}
-	# An installation that was interrupted between two moves has left the former one there.
-	[ -e "$folder" ] || [ ! -e "$folder.old" ] || mv -T "$folder.old" "$folder"
+	back "$folder"
 	rm -rf "$folder.old"
 	placed=
 	if [ -e "$folder.new" ]; then
+		# Kbuild goes on where it could not sign, as on a full disk.
+		unsigned=$(find "$folder.new" -name '*.~signed~')
+		for file in "$folder"/nvidia-peermem.ko*; do
+			new=$folder.new/${file##*/}
+			[ ! -e "$new" ] || [ -z "$(modinfo -F signer "$file")" ] || [ -n "$(modinfo -F signer "$new")" ] || unsigned=$new
+		done
+		[ -z "$unsigned" ] || {
+			rm -rf "$folder.new"
+			stays "the new one could not be signed"
+		}
 		error=$({ aside "$folder" && mv -T "$folder.new" "$folder"; } 2>&1) || {
-			[ -e "$folder" ] || [ ! -e "$folder.old" ] || mv -T "$folder.old" "$folder"
+			back "$folder"
+			rm -rf "$folder.new"
 			stays "$folder: ${error##*: }"
 		}
 		placed=y
@@ -175,13 +197,15 @@ keep_lists() {
 }
 lists_back() {
 	for file in "$lists"/modules.*; do
-		[ ! -e "$file" ] || mv -f "$file" "$root/lib/modules/$kver/" 2>/dev/null || true
+		# depmod has not made this list anew yet.
+		[ "$file" -ef "$root/lib/modules/$kver/${file##*/}" ] || [ ! -e "$file" ] ||
+			mv -f "$file" "$root/lib/modules/$kver/" || return
 	done
 	rm -rf "$lists"
 }
 # Below another root depmod would read this machine's configuration.
 error=$({ keep_lists && depmod ${root:+-b "$root" -C "$root/etc/depmod.d"} "$kver"; } 2>&1) || {
-	lists_back
+	lists_back 2>/dev/null || error="depmod: no list of this kernel's modules is whole, the former ones are in $lists"
 	cause=$(echo "$error" | tail -n 1)
 	[ "$1" = install ] || {
 		echo "$1: depmod fails (${cause#depmod: }): modprobe still goes by its former list: once that is mended, depmod $kver" >&2
@@ -189,7 +213,7 @@ error=$({ keep_lists && depmod ${root:+-b "$root" -C "$root/etc/depmod.d"} "$kve
 	}
 	# The list that is there is of the former folder.
 	[ -z "$placed" ] || rm -rf "$folder"
-	[ ! -e "$folder.old" ] || mv -T "$folder.old" "$folder"
+	back "$folder"
 	stays "depmod fails: ${cause#depmod: }"
 }
 rm -rf "$lists"

@@ -20,7 +20,8 @@ tell() { # WHAT LOG
 }
 told() {
 	[ -n "$teller" ] || return 0
-	kill "$teller" 2>/dev/null || true
+	# A new subshell may lose another signal: it has its parent's traps at first.
+	kill -9 "$teller" 2>/dev/null || true
 	wait "$teller" 2>/dev/null || true
 	teller=
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Tests what Ctrl-C, a full disk and another apt do to what fetches and builds: it prints one
-//! line, and takes nothing half made for whole. Also what two commands at once do to each other.
+//! line, and takes nothing half made for whole. It tests, too, what two commands at once do to each other.
 
 use build_tests::{program, repository, run};
 use std::fs;

@@ -616,3 +616,38 @@ fn root_leaves_nothing_of_root() {
     let left = run(Command::new("find").arg(&copy).args(["-user", "0"]));
     assert!(left.ok && left.text.is_empty(), "{}", left.text);
 }
+
+/// Kbuild goes on where it cannot sign, as on a full disk.
+#[test]
+fn an_unsigned_module_does_not_replace_a_signed_one() {
+    let kernel = kernel();
+    build(&kernel);
+    let first = install(&kernel, A_RUSTC, &[]);
+    assert!(first.ok && installed(&kernel).exists(), "{}", first.text);
+    kernel.program(
+        "modinfo",
+        "case \"$*\" in *-n*) echo /updates/nvidia-peermem-rust/ ;; *.new/*) ;; *) echo a key ;; esac",
+    );
+    let second = install(&kernel, A_RUSTC, &[]);
+    let folder = installed(&kernel).parent().expect("a folder").display().to_string();
+    let line = format!(
+        "install: the module that is in {folder} stays (the new one could not be signed): once that is mended, make \
+         install again"
+    );
+    assert!(!second.ok && second.text.lines().any(|said| said == line), "{}", second.text);
+    assert!(installed(&kernel).exists() && !PathBuf::from(format!("{folder}.new")).exists());
+}
+
+/// An installation that was interrupted between its two moves left the former module aside.
+#[test]
+fn a_module_that_went_aside_comes_back_where_the_next_installation_fails() {
+    let kernel = kernel();
+    build(&kernel);
+    assert!(install(&kernel, A_RUSTC, &[]).ok);
+    let folder = installed(&kernel).parent().expect("a folder").to_path_buf();
+    let long = [fs::read(installed(&kernel)).expect("file"), vec![0; 1 << 18]].concat();
+    fs::rename(&folder, folder.with_extension("old")).expect("moved");
+    fs::write(kernel.path().join("out/nvidia-peermem.ko"), long).expect("file");
+    let (ok, said) = install_after(&kernel, "ulimit -f 128; trap '' XFSZ;");
+    assert!(!ok && said.contains(" stays (") && installed(&kernel).exists(), "{said}");
+}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests what is said by that which takes minutes, where it lacks cargo, and where a plain user installs.
+//! Tests the lines of progress of long commands, and what they say without cargo or as a plain user.
 
 use build_tests::{program, repository, run, Outcome};
 use std::fs;
@@ -72,8 +72,18 @@ fn what_tells_ends_with_its_caller() {
     let dir = TempDir::new().expect("folder");
     let start = Instant::now();
     // Both hold standard output, so that this comes back once both have ended.
-    let outcome = script(dir.path(), ". mk/tell.sh; tell x \"$DIR/log\"; kill -KILL $$");
+    let outcome = script(dir.path(), "timeout -s KILL 20 sh -c '. mk/tell.sh; tell x \"$DIR/log\"; kill -KILL $$'");
     assert!(!outcome.ok && start.elapsed() < Duration::from_secs(20), "{:?}: {}", start.elapsed(), outcome.text);
+}
+
+/// A command may end before the subshell that tells has forgotten the traps of its caller.
+#[test]
+fn a_command_that_ends_at_once_is_not_told_of_for_ever() {
+    let dir = TempDir::new().expect("folder");
+    let words = "trap 'echo interrupted' TERM; . mk/tell.sh; n=0; while [ $n -lt 500 ]; do tell x \"$DIR/log\"; told; \
+        n=$((n + 1)); done";
+    let outcome = script(dir.path(), &format!("timeout -s KILL 30 sh -c '{}'", words.replace('\'', "'\\''")));
+    assert!(outcome.ok, "{}", outcome.text);
 }
 
 #[test]
