@@ -95,7 +95,7 @@ pub const CHECKS: [Entry; 80] = [
     entry(
         "module.versions",
         "Whether the file was built against the symbol versions of the installed ib_core, ib_uverbs and nvidia.ko, where the kernel has such versions.",
-        "The loader refuses a module of other versions with \"Invalid argument\", and takes one unchecked that has none, as where a neighbour was not seen at its build. Versions of the kernel itself, and of a packed nvidia.ko, are not compared; those of a loaded module that is not the installed one are not known.",
+        "The loader refuses a module of other versions with \"Invalid argument\", and loads one unchecked that has none, because a neighbour was not found at its build. Versions of the kernel itself are not compared, nor those of a packed nvidia.ko where the file has its own; those of a loaded module that is not the installed one are not known.",
     ),
     entry(
         "module.stub",

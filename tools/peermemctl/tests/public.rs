@@ -1332,13 +1332,13 @@ static CASES: [Case; 554] = [
     case(
         "public-no-versions-of-driver",
         (1, 0),
-        &["has no version of 2 symbols of the installed nvidia, as", "nvidia_p2p_get_pages_persistent in /lib/modules/"],
+        &["has no version of 2 symbols of the installed nvidia, probably", "nvidia_p2p_get_pages_persistent in /lib/modules/"],
         &["NOT USABLE", "of the installed ib_core"],
     ),
     case(
         "public-no-versions-of-packed-driver",
         (1, 0),
-        &["has no version of 2 symbols of the installed nvidia, as", "updates/nvidia.ko.xz"],
+        &["has no version of 2 symbols of the installed nvidia, probably", "updates/nvidia.ko.xz"],
         &["NOT USABLE", "of the installed ib_core"],
     ),
     // NICs and what they share.

@@ -170,19 +170,25 @@ fn vermagic(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check
 pub(super) const REBUILD: &str = "rebuild it against what is installed now: make clean; make; make install";
 
 /// Compares the versions of symbols that the file wants with those that the installed RDMA core and GPU driver
-/// export: the loader refuses others, and takes a symbol unseen for which the file has none. What the kernel
+/// export: the loader refuses others, and takes a symbol unchecked for which the file has none. What the kernel
 /// itself exports stands in no file that is sure to be of the running one.
 fn versions(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check> {
     const ID: &str = "module.versions";
     let (mut same, mut without) = (Vec::new(), Vec::new());
+    // What is not this project's is not rebuilt by its make.
+    let is_ours = file.maker() == Maker::Ours;
     for name in module_file::PROVIDERS {
         let Some(path) = module_file::chosen(machine.root, release, name) else { continue };
-        // A packed nvidia.ko takes seconds to unpack.
-        if name == "nvidia" && !path.ends_with(".ko") {
-            without.extend(without_any(file).map(|symbols| (name, path, symbols)));
+        // A packed nvidia.ko takes seconds to unpack, so it is left alone unless something is missing.
+        let is_packed = name == "nvidia" && !path.ends_with(".ko");
+        let missing = without_any(file).filter(|_| is_packed && is_ours);
+        if is_packed && missing.is_none() {
             continue;
         }
-        let Ok(provider) = ModuleFile::read(machine.root, &path) else { continue };
+        let Ok(provider) = ModuleFile::read(machine.root, &path) else {
+            without.extend(missing.map(|symbols| (name, path, symbols)));
+            continue;
+        };
         let both = || {
             file.versions.iter().filter_map(|(symbol, wanted)| Some((symbol, wanted, provider.exports.get(symbol)?)))
         };
@@ -192,7 +198,7 @@ fn versions(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check
             let imported = file.needs.iter().filter(|symbol| provider.exports.contains_key(*symbol));
             let symbols: Vec<&str> =
                 imported.filter(|symbol| !file.versions.contains_key(*symbol)).map(String::as_str).collect();
-            match symbols.is_empty() {
+            match symbols.is_empty() || !is_ours {
                 true => same.extend(both().next().map(|_| name)),
                 false => without.push((name, provider.path, symbols)),
             }
@@ -211,13 +217,12 @@ fn versions(machine: &Machine, release: &str, file: &ModuleFile) -> Option<Check
         let check = Check::fail_unless(works(machine) || is_another, ID, message, REBUILD);
         return Some(check.seen(format!("versions of {first} in {} and {}", file.path, provider.path)));
     }
-    // What is not this project's is not rebuilt by its make.
-    if !without.is_empty() && file.maker() == Maker::Ours {
+    if !without.is_empty() {
         let of = |(name, _, symbols): &(&str, String, Vec<&str>)| {
             format!("{} of the installed {name}", text::count(symbols.len(), "symbol"))
         };
         let message = format!(
-            "the module file has no version of {}, as when it is built where that is not seen: the kernel takes it unchecked, and does not notice if it does not fit",
+            "the module file has no version of {}, probably because it was built where they were not found: the kernel loads it unchecked, and does not notice if it does not fit",
             without.iter().map(of).collect::<Vec<_>>().join(" and ")
         );
         let check = Check::warn(ID, message, REBUILD);
