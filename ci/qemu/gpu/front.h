@@ -48,7 +48,7 @@ struct nvlab_callback {
 	void *table;
 };
 
-/* Keep the callback of the revocable get that this task is in, until nv-p2p.c registers it. */
+/* Note and forget the callback of the revocable get that this task is in. */
 int nvlab_front_get_begins(struct nvlab_callback *callback);
 void nvlab_front_get_ends(void);
 

@@ -846,18 +846,18 @@ impl Place {
     }
 }
 
-/// The places of an upgrade of ours: in `hold`, before and after it has its hard link, and at each
+/// Returns the places of an upgrade of ours: in `hold`, before and after it has its hard link, and at each
 /// call of DKMS.
 fn of_an_upgrade() -> Vec<Place> {
     let hold = [place("upkeep hold", "ln", "-fL' '*"), place("upkeep hold, linked", "mv", "-T' '*")];
     hold.into_iter().chain(["dkms remove", "dkms add", "dkms build", "dkms install"].map(dkms)).collect()
 }
-/// The places of a first installation.
+/// Returns the places of a first installation.
 fn of_an_installation() -> Vec<Place> {
     ["dkms add", "dkms build", "dkms install"].map(dkms).into()
 }
-/// The places of a removal: before modprobe chooses NVIDIA's file, before ours goes, and where DKMS has
-/// taken its file away.
+/// Returns the places of a removal: before modprobe chooses NVIDIA's file, before ours goes, and where
+/// DKMS has taken its file away.
 fn of_a_removal(kernel: &str) -> Vec<Place> {
     vec![
         place("depmod", "depmod", kernel),

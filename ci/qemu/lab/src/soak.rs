@@ -117,7 +117,7 @@ const HEAD: &str = "# What was soaked
 
 Each line is a run of `make soak`, which writes it, and names the boots (or `tests/host` as `models`,
 `tests/packages`, `tests/faults/boot` as `planted`) that have not run again since, each with the
-number of its tests that passed. `make soak ONLY=<boot>` repeats one. (Commits that this history lacks
+numbers of its tests that passed and that failed. `make soak ONLY=<boot>` repeats one. (Commits that this history lacks
 are parts of later ones. Boots had other names up to 343c0de.)
 
 ";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! This has the C functions of `src/ffi/shim.h`, each once, for programs that run the module's files on
-//! std. A program implements [`Host`], where it says what differs from the answers here, and
+//! This has the C functions of `src/ffi/shim.h` that the module calls, each once, for programs that run
+//! the module's files on std. A program implements [`Host`], where it says what differs from the answers here, and
 //! `shim::host!(TYPE)` defines the functions. [`Lists`] and `shim::lists!(TYPE)` are those for
 //! scatterlists.
 //!
