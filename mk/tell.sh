@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# Tells who waits for minutes that a command still runs. To be sourced. `tell` is called before the
-# command and `told` after it; the command writes to the log, and Ctrl-C reaches it as ever.
+# Prints a line every 15 seconds while a long command runs. Scripts source this, call `tell` before the
+# command and `told` after it, and have the command write to the log. Ctrl-C reaches the command as ever.
 
-# Says a line every 15 seconds: for how long, and the last line of the log.
+# Starts to print how long the command has run, and the last line of its log.
 teller=
 tell() { # WHAT LOG
 	: >>"$2"

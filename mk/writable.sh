@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# To be sourced by what installs. writable makes a folder, and ends the script with one line where that
+# Scripts that install source this. writable makes a folder, and ends the script with one line where that
 # cannot be, or the folder cannot be written.
 writable() { # FOLDER WHO WHAT TO DO
 	mkdir -p "$1" 2>/dev/null && [ -w "$1" ] || {

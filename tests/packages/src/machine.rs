@@ -52,7 +52,7 @@ pub struct Said {
     pub text: String,
 }
 
-/// What a module of ours was built against.
+/// Says what a module of ours was built against.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Built {
     /// The present neighbours: it has the version of each of their symbols that it needs.

@@ -277,8 +277,7 @@ fn a_thread_without_a_context_is_served() {
     });
 }
 
-/// Where the pages begin in memory that is freed, CUDA exports them with the whole allocation only, as
-/// seen on an H200.
+/// CUDA exports pages that begin in freed memory with the whole allocation only, as seen on an H200.
 #[test]
 fn a_part_of_a_small_allocation_is_exported_beside_freed_memory() {
     let test = "a_part_of_a_small_allocation_is_exported_beside_freed_memory";

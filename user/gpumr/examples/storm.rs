@@ -59,7 +59,7 @@ struct Region {
     epoch: u64,
 }
 
-/// What is allocated, and what the regions and the dma-bufs were made of.
+/// Knows what is allocated, and of what memory the regions and the dma-bufs were made.
 #[derive(Default)]
 struct Ledger {
     /// It grows with each restore, and is odd during a checkpoint.
@@ -220,7 +220,7 @@ fn get(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
-/// What all threads of a storm share.
+/// Holds what all threads of a storm share.
 struct Storm<'a> {
     lib: &'a Library,
     /// The primary context of each GPU.
@@ -229,7 +229,7 @@ struct Storm<'a> {
     cuda: &'a Cuda,
     ledger: Shared,
     cache: Cache<Noted, Shared>,
-    /// Whether all frees are reported.
+    /// Says that all frees are reported to the cache.
     hooked: bool,
     counts: [Counts; 3],
     /// A checkpoint takes this for writing, and so waits for the threads, unless it is to be rough.

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 const PAUSE: u32 = 20;
 /// The name of a driver's file of which CUDA has one open.
 const CONTROL: &str = "nvidiactl";
-/// What Linux adds to the name of an open file that was removed, like a device node that somebody
+/// Linux adds this to the name of an open file that was removed, like a device node that somebody
 /// made anew.
 const GONE: &str = " (deleted)";
 /// Linux's fcntl commands for the signal of an open file, which is 0 until somebody sets it.

@@ -56,7 +56,7 @@ macro_rules! cuda {
     }};
 }
 
-/// What `cuMemCreate()` is asked for: memory of a GPU that NICs can reach.
+/// Asks `cuMemCreate()` for memory of a GPU that NICs can reach.
 #[allow(dead_code, reason = "not each example maps memory")]
 #[repr(C)]
 pub struct Property {
