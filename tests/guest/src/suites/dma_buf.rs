@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 use nvlab::{Piece, State};
 
-use crate::common::{expect_errno, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
+use crate::common::{expect_errno, page, pattern, same_bytes, Bench, GPU_PAGE, KIB, MIB};
 use crate::gpu;
 use crate::lab;
 use crate::machine::{self, Level, Mode, SecondNic, RDMA_DEVICE};
@@ -58,7 +58,8 @@ struct Rig {
 impl Rig {
     fn new(env: &Env) -> Result<Self> {
         let bench = Bench::new()?;
-        let host = vec![0u8; 4 * MIB];
+        // The longest region has 300 pages of the system, which are of 64 KiB at most.
+        let host = vec![0u8; 20 * MIB];
         let host_mr = bench.reg(host.as_ptr() as u64, host.len()).context("register host memory")?;
         Ok(Self { link: Loopback::new(&bench.pd)?, bench, host, host_mr, rng: env.rng()? })
     }
@@ -84,6 +85,8 @@ impl Rig {
 /// the same memory fails.
 fn bytes(env: &Env) -> Result<()> {
     const LEN: usize = 5 * MIB;
+    // CUDA exports whole pages of the system (CUDA Driver API, cuMemGetHandleForAddressRange).
+    let page = page();
     let mut rig = Rig::new(env)?;
     for layout in 1..=4 {
         gpu::seed_layout(&mut rig.rng)?;
@@ -99,10 +102,10 @@ fn bytes(env: &Env) -> Result<()> {
         // the buffer.
         for (start, size, offset) in [
             (0, LEN, 0),
-            (4 * KIB, 2 * MIB, 0),
-            (0, LEN, 12 * KIB + 100),
-            (60 * KIB, 3 * MIB + 8 * KIB, 4 * KIB + 1),
-            (LEN - 4 * KIB, 4 * KIB, 0),
+            (page, 2 * MIB, 0),
+            (0, LEN, 3 * page + 100),
+            (15 * page, 3 * MIB + 2 * page, page + 1),
+            (LEN - page, page, 0),
         ] {
             let what = format!("layout {layout}, {size} bytes from {start:#x}, region from {offset:#x}");
             let fd = rig.bench.cuda.dma_buf(memory.va() + start as u64, size)?;
@@ -142,7 +145,7 @@ fn several_allocations(env: &Env) -> Result<()> {
         segments.map(i * SEGMENT, SEGMENT, i % 2 == 0)?;
     }
     ensure!(rig.bench.cuda.dma_buf(segments.va(), 5 * SEGMENT).is_err(), "a buffer over a hole");
-    let (start, len) = (4 * KIB, 4 * SEGMENT - 8 * KIB);
+    let (start, len) = (page(), 4 * SEGMENT - 2 * page());
     let fd = rig.bench.cuda.dma_buf(segments.va() + start as u64, len)?;
     let mr = rig.reg(&fd, 0, len, segments.va() + start as u64)?;
     let mut wanted = segments.read(0, 4 * SEGMENT)?;
@@ -161,16 +164,17 @@ fn several_allocations(env: &Env) -> Result<()> {
 /// the second call is wrong, nothing of the buffer is left.
 fn more_handles_than_one_call_takes(env: &Env) -> Result<()> {
     const PAGES: usize = 300;
-    const LEN: usize = PAGES * 4 * KIB;
+    let size = page();
+    let len = PAGES * size;
     let mut rig = Rig::new(env)?;
     let client = nvlab::Client::open()?;
-    let memory = client.alloc(0, LEN as u64)?;
-    let piece = |page| Piece { handle: memory.handle(), offset: (page * 4 * KIB) as u64, len: 4 * KIB as u64 };
+    let memory = client.alloc(0, len as u64)?;
+    let piece = |page| Piece { handle: memory.handle(), offset: (page * size) as u64, len: size as u64 };
     let mut pieces: Vec<Piece> = (0..PAGES).rev().map(piece).collect();
     let fd = client.export(0, &pieces)?;
-    let mr = rig.reg(&fd, 0, LEN, 0x7_0000_0000)?;
-    let wanted: Vec<u8> = rig.move_bytes(&mr, 0, LEN)?.chunks(4 * KIB).rev().flatten().copied().collect();
-    let mut got = vec![0; LEN];
+    let mr = rig.reg(&fd, 0, len, 0x7_0000_0000)?;
+    let wanted: Vec<u8> = rig.move_bytes(&mr, 0, len)?.chunks(size).rev().flatten().copied().collect();
+    let mut got = vec![0; len];
     memory.read(0, &mut got)?;
     same_bytes("the pages in their own order", &got, &wanted)?;
     mr.dereg()?;
