@@ -120,14 +120,16 @@ verify:
 deps:
 	@MAKEFLAGS= CARGO='$(CARGO)' sh kernel-lite/deps.sh '$(DEPS)'
 
+# `make -n` says what it would do: nothing of that is run.
+dry_run = $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 # Gives what root builds here to the user, whose next make would fail on files of root.
-give_back = $(if $(filter $(CURDIR)/%,$(OUT)),[ "$$(id -u)" != 0 ] || \
-	chown -Rh --from=0 --reference='$(CURDIR)' $(if $(wildcard $(CURDIR)/build),'$(CURDIR)/build') '$(OUT)',true)
+give_back = $(if $(dry_run),true,$(if $(filter $(CURDIR)/%,$(OUT)),[ "$$(id -u)" != 0 ] || \
+	chown -Rh --from=0 --reference='$(CURDIR)' $(if $(wildcard $(CURDIR)/build),'$(CURDIR)/build') '$(OUT)',true))
 
 install:
 	@$(INSTALL_ENV) sh mk/install.sh writable
 	@$(PREFLIGHT_ENV) sh mk/built.sh || { $(MAKE) --no-print-directory module $(PREFLIGHT_ENV); code=$$?; $(give_back); exit $$code; }
-	+@said=$$($(kbuild) --no-print-directory DEPMOD=true INSTALL_MOD_DIR=updates/nvidia-peermem-rust.new $(no_signing) \
+	$(if $(dry_run),,+)@said=$$($(kbuild) --no-print-directory DEPMOD=true INSTALL_MOD_DIR=updates/nvidia-peermem-rust.new $(no_signing) \
 		$(if $(INSTALL_MOD_PATH),INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)') modules_install 2>&1) && failed= || failed=failed-; \
 		$(give_back); printf '%s\n' "$$said" | $(INSTALL_ENV) sh mk/install.sh $${failed}copied
 	@$(INSTALL_ENV) sh mk/install.sh install

@@ -80,7 +80,8 @@ for_here() { # FILE
 # Prints the kernels that have the module.
 having() {
 	for module in "$root"/lib/modules/*/"$dir"; do
-		[ ! -e "$module" ] || basename "${module%"/$dir"}"
+		# A link is a second name of a kernel: the kernel's scripts/depmod.sh leaves one if it is interrupted.
+		[ ! -e "$module" ] || [ -L "${module%"/$dir"}" ] || basename "${module%"/$dir"}"
 	done
 }
 # Prints the kernel that `uninstall` is for: KDIR may have gone since, or hold another one.
@@ -205,10 +206,14 @@ lists_back() {
 }
 # Below another root depmod would read this machine's configuration.
 error=$({ keep_lists && depmod ${root:+-b "$root" -C "$root/etc/depmod.d"} "$kver"; } 2>&1) || {
-	lists_back 2>/dev/null || error="depmod: no list of this kernel's modules is whole, the former ones are in $lists"
+	goes_by="modprobe still goes by its former list"
+	lists_back 2>/dev/null || {
+		error="depmod: no list of this kernel's modules is whole, the former ones are in $lists"
+		goes_by="modprobe may find no module of this kernel"
+	}
 	cause=$(echo "$error" | tail -n 1)
 	[ "$1" = install ] || {
-		echo "$1: depmod fails (${cause#depmod: }): modprobe still goes by its former list: once that is mended, depmod $kver" >&2
+		echo "$1: depmod fails (${cause#depmod: }): $goes_by: once that is mended, depmod $kver" >&2
 		exit 1
 	}
 	# The list that is there is of the former folder.

@@ -123,6 +123,44 @@ fn root_without_sbin() {
     assert_eq!(log(&kernel).len(), 1, "built again");
 }
 
+/// Checks what is said where depmod fails at an uninstallation: that modprobe goes by the former list only where that
+/// one could be put back.
+#[test]
+fn uninstall_where_depmod_fails() {
+    for (no_list_back, says) in [(false, "modprobe still goes by its former list"), (true, "may find no module")] {
+        let kernel = kernel();
+        build(&kernel);
+        assert!(install(&kernel, NO_RUSTC, &[]).ok);
+        let modules = installed(&kernel).ancestors().nth(3).expect("folder").to_path_buf();
+        fs::write(modules.join("modules.dep"), "kernel/of_others.ko:\n").expect("file");
+        // A link to the kernel's folder is not a second kernel that has the module.
+        std::os::unix::fs::symlink(FakeKernel::RELEASE, modules.with_file_name("99.98.link")).expect("link");
+        kernel.program("depmod", &format!("rm {0}; : >{0}; exit 1", modules.join("modules.dep").display()));
+        if no_list_back {
+            kernel.program("mv", "exit 1");
+        }
+        let outcome = run(&mut make(&kernel, &["uninstall", &format!("INSTALL_MOD_PATH={}", folder(&kernel, "root"))]));
+        assert!(!outcome.ok && outcome.text.contains(says), "{}", outcome.text);
+        assert!(!outcome.text.contains("still installed for"), "{}", outcome.text);
+        let list = fs::read_to_string(modules.join("modules.dep")).expect("list");
+        assert_eq!(list.is_empty(), no_list_back, "{list}");
+    }
+}
+
+/// Checks that a dry run copies, builds and removes nothing, and fails at nothing.
+#[test]
+fn a_dry_run_of_an_installation_changes_nothing() {
+    let kernel = kernel();
+    build(&kernel);
+    for is_there in [false, true] {
+        let outcome = install(&kernel, NO_RUSTC, &["--dry-run"]);
+        assert!(outcome.ok && !outcome.text.contains("stays"), "{}", outcome.text);
+        assert_eq!(installed(&kernel).exists(), is_there, "{}", outcome.text);
+        assert_eq!(log(&kernel).len(), 1, "built again");
+        assert!(is_there || install(&kernel, NO_RUSTC, &[]).ok);
+    }
+}
+
 /// The kernel that the module was installed for need not be running, nor have its headers any more.
 #[test]
 fn uninstall_without_headers() {
