@@ -17,6 +17,9 @@ use crate::way;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+/// The program of the package nvidia-peermem-rust-dkms (packaging/dkms/upkeep) that builds and installs the module on
+/// every kernel with headers.
+pub const UPKEEP: &str = "/usr/lib/nvidia-peermem-rust/upkeep";
 /// Mellanox's module from before nvidia-peermem; it registers the same client name, which a core
 /// without memory_peers takes twice.
 pub const OLD_MODULE: &str = "nv_peer_mem";

@@ -4,7 +4,7 @@
 //! containers.
 
 use crate::check::Section;
-use crate::machine::Machine;
+use crate::machine::{Machine, UPKEEP};
 
 /// The part of a machine that a cure changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,6 +120,31 @@ fn builds(fix: &str) -> bool {
     ["make", "depmod", "dkms"].iter().any(|word| fix.contains(word))
 }
 
+/// The commands by which checks have the module built in this project's folder and installed from there. A command
+/// stands before those that are a part of it.
+const IN_FOLDER: [&str; 4] = [
+    "in this project's folder: make && make install",
+    "make clean; make; make install",
+    "make install && depmod",
+    "make install",
+];
+
+/// Returns the command that builds and installs the module of a package, if a machine has that package. Where modprobe
+/// takes the file of an earlier `make install`, only `make` replaces it.
+pub(super) fn package_command(machine: &Machine) -> Option<String> {
+    let is_by_hand = |path: &str| path.contains("/updates/nvidia-peermem-rust/");
+    let by_hand = machine.file.as_ref().is_some_and(|file| is_by_hand(&file.path));
+    (machine.root.exists(UPKEEP) && !by_hand).then(|| format!("{UPKEEP} refresh"))
+}
+
+/// Returns the cure by the package's own command, if a package brought the module.
+fn by_package(machine: &Machine, fix: &str) -> Option<String> {
+    let command = IN_FOLDER.into_iter().find(|command| fix.contains(command))?;
+    // Only the project's folder builds against another crate `kernel`.
+    let has_variable = fix.contains("KERNEL_CRATE");
+    Some(fix.replacen(command, &package_command(machine)?, 1)).filter(|_| !has_variable)
+}
+
 /// Returns the cure of a check on this machine.
 pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
     let setting = &machine.setting;
@@ -167,7 +192,8 @@ pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
         {
             machine.install_it()
         }
-        Place::Modules | Place::Host => setting.on_node(fix),
+        Place::Modules => setting.on_node(&by_package(machine, fix).unwrap_or_else(|| fix.to_owned())),
+        Place::Host => setting.on_node(fix),
         Place::Hardware => setting.on_hardware(fix),
     }
 }
@@ -225,6 +251,26 @@ mod tests {
             // On systems that take packages, /etc is changed as elsewhere.
             assert_eq!(chosen(&machine, "limits.autoload", LIST) == LIST, command.is_some(), "{name}");
         }
+    }
+
+    /// Checks who says that a module of a package is built in a folder, which that machine may not have.
+    #[test]
+    fn a_module_of_a_package_is_built_by_the_package() {
+        let there = tempfile::tempdir().unwrap();
+        let upkeep = there.path().join(&UPKEEP[1..]);
+        std::fs::create_dir_all(upkeep.parent().unwrap()).unwrap();
+        std::fs::write(&upkeep, "").unwrap();
+        let root = Root::new(there.path());
+        let mut machine = Machine { setting: Setting::default(), ..Machine::look(&root) };
+        for command in IN_FOLDER {
+            let fix = chosen(&machine, "module.vermagic", &format!("{command} (with headers)"));
+            assert_eq!(fix, format!("{UPKEEP} refresh (with headers)"));
+            assert_eq!(chosen(&machine, "module.vermagic", &fix), fix);
+        }
+        let lite = "make deps && make KERNEL_CRATE=lite && make install";
+        assert_eq!(chosen(&machine, "driver.licence", lite), lite);
+        machine.setting.container = Some("it".to_owned());
+        assert!(chosen(&machine, "module.vermagic", IN_FOLDER[1]).ends_with(&format!(": {UPKEEP} refresh")));
     }
 
     /// Checks commands that a node without a shell or systemd does not know.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 4: which nvidia-peermem modprobe would load, which one is loaded, and what keeps it out.
 
-use super::driver;
+use super::{cure, driver};
 use crate::check::Check;
 use crate::facts;
 use crate::kernel;
@@ -106,7 +106,7 @@ fn file(machine: &Machine) -> Vec<Check> {
             works(machine),
             ID,
             format!("{what}, although ours is installed as {}", ours.path),
-            "make install (writes /etc/depmod.d/nvidia-peermem-rust.conf and runs depmod)",
+            "make install, which has depmod prefer ours",
         ),
         (Maker::Nvidia, None) if driver::is_other_architecture(machine) => {
             Check::ok(ID, format!("{what}; ours is for {}", facts::ARCHITECTURES.join(" and ")))
@@ -641,7 +641,7 @@ fn other_kernels(machine: &Machine) -> Option<Check> {
         Check::warn(
             ID,
             format!("newer kernels are installed without nvidia-peermem: {}", missing.join(", ")),
-            missing.iter().map(make).collect::<Vec<_>>().join(" && "),
+            cure::package_command(machine).unwrap_or_else(|| missing.iter().map(make).collect::<Vec<_>>().join(" && ")),
         )
         .seen("modules.dep of each kernel in /lib/modules")
     })
