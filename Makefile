@@ -123,7 +123,7 @@ deps:
 # `make -n` says what it would do: nothing of that is run.
 dry_run = $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 # Gives what root builds here to the user, whose next make would fail on files of root.
-give_back = $(if $(dry_run),true,$(if $(filter $(CURDIR)/%,$(OUT)),[ "$$(id -u)" != 0 ] || \
+give_back = $(if $(dry_run),true,$(if $(filter $(CURDIR)/%,$(OUT)),[ "$$(id -u)" != 0 ] || [ ! -e '$(OUT)' ] || \
 	chown -Rh --from=0 --reference='$(CURDIR)' $(if $(wildcard $(CURDIR)/build),'$(CURDIR)/build') '$(OUT)',true))
 
 install:

@@ -12,8 +12,9 @@ die() {
 	exit 1
 }
 [ -n "$(sh "$here/missing.sh" "$out")" ] || exit 0
-command -v "$cargo" >/dev/null ||
-	die "there is no $cargo, which fetches what kernel-lite needs: install it (Debian 12: cargo-web; others: cargo), or build from a source archive, which has these crates"
+. "$here/../mk/find.sh"
+. "$here/../mk/rust.sh"
+choose_cargo deps ", or build from a source archive, which has these crates"
 new=$out.new.$$
 trap 'rm -rf "$new"' EXIT
 trap 'exit 1' HUP INT TERM

@@ -7,12 +7,9 @@ target=$1 what=$2 cargo=$3
 shift 3
 here=$(dirname "$0")
 . "$here/find.sh"
+. "$here/rust.sh"
 . "$here/tell.sh"
-command -v "$cargo" >/dev/null || {
-	how=$(package_of '' cargo)
-	echo "make $target: there is no $cargo, and 1.85 or later is needed: ${how:-install Rust}, or name one: make $target CARGO=<path>" >&2
-	exit 1
-}
+choose_cargo "$target"
 echo "$target: building $what, some minutes the first time; cargo fetches what it needs from its registry"
 mkdir -p "$CARGO_TARGET_DIR"
 log=$CARGO_TARGET_DIR/$target.log

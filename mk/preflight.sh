@@ -21,6 +21,7 @@ note() {
 here=$(dirname "$0")
 find_here=$here
 . "$here/find.sh"
+. "$here/rust.sh"
 
 case $KDIR in
 /lib/modules/*/build) of=${KDIR%/build} && headers=$(headers_package '' "${of##*/}") ;;
@@ -142,17 +143,15 @@ get_rustc=$(package_of '' rustc)
 get_rustc="${get_rustc:+$get_rustc, or, where that is older, }install one with rust-src, by rustup or a newer package of your distribution"
 # Succeeds if this rustc can build kernel-lite.
 usable() { # RUSTC
-	minor=$("$1" --version 2>/dev/null | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
+	minor=$(minor_of "$1")
 	[ "${minor:-0}" -ge 85 ] && [ -r "$("$1" --print sysroot)/lib/rustlib/src/rust/library/core/src/lib.rs" ]
 }
 # Ubuntu has newer ones beside its rustc, with the version in the name.
 if [ "$RUSTC" = rustc ] && ! usable rustc; then
-	for versioned in $(for dir in $(echo "$PATH" | tr : ' '); do
-		ls "$dir"/rustc-1.* 2>/dev/null
-	done | sed 's:.*/rustc-\(.*\):\1 &:' | sort -rV | cut -d ' ' -f 2); do
-		if usable "$versioned"; then
-			note "rustc: $versioned, because rustc itself is too old, has no source of its library, or is missing"
-			RUSTC=$versioned
+	for other in $(versioned rustc); do
+		if usable "$other"; then
+			note "rustc: $other, because rustc itself is too old, has no source of its library, or is missing"
+			RUSTC=$other
 			break
 		fi
 	done
@@ -204,7 +203,7 @@ ask_kernel() {
 # takes longer to mend.
 ask_lite() {
 	no_lite='' no_deps=''
-	minor=$(echo "$ours" | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
+	minor=$(minor_of "$RUSTC")
 	library=$sysroot/lib/rustlib/src/rust/library
 	if [ -z "$kernel_arch" ]; then
 		no_lite="kernel-lite knows the compiler flags of x86-64 and arm64 only: use a kernel built with CONFIG_RUST=y"

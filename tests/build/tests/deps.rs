@@ -101,10 +101,61 @@ fn a_network_that_is_down() {
 fn a_machine_without_cargo() {
     let dir = TempDir::new().expect("temporary folder");
     let outcome = make(dir.path(), "/nonexistent/cargo");
-    for word in ["/nonexistent/cargo", "cargo-web", "source archive"] {
+    for word in ["/nonexistent/cargo", "1.85 or later is needed", "make deps CARGO=<path>", "source archive"] {
         assert!(!outcome.ok && outcome.text.contains(word), "no \"{word}\" in: {}", outcome.text);
     }
     nothing_half_made(dir.path());
+}
+
+/// Checks that the newest cargo with its version in the name is taken where `cargo` is missing or too old, as on Ubuntu
+/// 24.04, where some folders in PATH have none, and that it calls the rustc of its own version. Without such a one, a
+/// line says what is there.
+#[test]
+fn a_cargo_with_its_version_in_the_name() {
+    for (cargo, says) in [(Some(75), "cargo is 1.75"), (None, "there is no cargo")] {
+        let dir = TempDir::new().expect("temporary folder");
+        let (bin, system) = (dir.path().join("bin"), dir.path().join("system"));
+        fs::create_dir(&bin).expect("folder");
+        fs::create_dir(&system).expect("folder");
+        // Everything of this machine but its own cargo.
+        for program in fs::read_dir("/usr/bin").expect("programs").flatten() {
+            let name = program.file_name().into_string().expect("text");
+            if !name.starts_with("cargo") && !name.starts_with("rustc") {
+                std::os::unix::fs::symlink(program.path(), system.join(name)).expect("link");
+            }
+        }
+        let program = |name: &str, minor: u32, script: &str| {
+            let file = bin.join(name);
+            let version = format!("[ \"$1\" != --version ] || {{ echo 'cargo 1.{minor}.0 (x)'; exit; }}");
+            fs::write(&file, format!("#!/bin/sh\n{version}\n{script}\n")).expect("file");
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("mode");
+        };
+        let make = || {
+            let mut make = Command::new("/bin/sh");
+            make.current_dir(repository()).arg("kernel-lite/deps.sh").arg(dir.path().join("deps"));
+            make.env("CARGO", "cargo").env_remove("RUSTC");
+            let folders = [dir.path(), &bin, &system].map(|folder| folder.display().to_string());
+            run(make.env("PATH", folders.join(":")))
+        };
+        if let Some(minor) = cargo {
+            program("cargo", minor, "exit 1");
+        }
+        program("cargo-1.80", 80, "exit 1");
+        let outcome = make();
+        let line = format!("make deps: {says}, and 1.85 or later is needed: ");
+        assert!(!outcome.ok && outcome.text.starts_with(&line), "{}", outcome.text);
+        assert_eq!(outcome.text.lines().count(), 1, "{}", outcome.text);
+        for minor in [91, 100] {
+            program(&format!("rustc-1.{minor}"), minor, "");
+            let fetch = format!("for to; do :; done\necho $RUSTC >$to/../rustc\n{}", writes(&CRATES));
+            program(&format!("cargo-1.{minor}"), minor, &fetch);
+        }
+        let outcome = make();
+        let line = format!("deps: {}/cargo-1.100, because {says}\n", bin.display());
+        assert!(outcome.ok && outcome.text.starts_with(&line), "{}", outcome.text);
+        let rustc = fs::read_to_string(dir.path().join("rustc")).expect("what cargo was told");
+        assert_eq!(rustc.trim(), bin.join("rustc-1.100").display().to_string());
+    }
 }
 
 #[test]

@@ -200,7 +200,8 @@ fn a_rustc_with_its_version_in_the_name() {
             format!("case $1 in --version) echo 'rustc {version} (x)' ;; *) echo {} ;; esac", sysroot.display());
         kernel.program(name, &script);
     }
-    let path = format!("PATH={}:/usr/bin:/bin", kernel.path().join("bin").display());
+    // The first folder of PATH has none, as root's has there.
+    let path = format!("PATH={}:{}:/usr/bin:/bin", kernel.path().display(), kernel.path().join("bin").display());
     let outcome = kernel.preflight(&[&deps, &path]);
     assert!(
         outcome.ok && outcome.text.contains("rustc: ") && outcome.text.contains("/bin/rustc-1.91"),
