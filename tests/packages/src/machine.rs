@@ -225,7 +225,7 @@ END_OF_UNIT
             {{ cat /usr/src/ofa_kernel/$(uname -m)/"$k"/Module.symvers 2>/dev/null || true; [ -z "$driver" ] || modprobe --show-exports "$driver"; }} |
                 grep -E '	(nvidia_p2p_|ib_.*peer_memory_client)' | cut -f 1,2 | sed 's/^0x0*/0x/' | sort >/tmp/has
             # What it needs of them.
-            case $file in *.xz) xz -dc "$file" ;; *) cat "$file" ;; esac >/tmp/file.ko
+            case $file in *.xz) xz -dc "$file" ;; *.zst) zstd -dcq "$file" ;; *) cat "$file" ;; esac >/tmp/file.ko
             nm -u /tmp/file.ko | sed -nE 's/^ *[Uw] (nvidia_p2p_.*|ib_.*peer_memory_client)$/\1/p' | sort >/tmp/needs
             [ -s /tmp/needs ] || echo "needs nothing"
             # Wanted with another version than it is had.

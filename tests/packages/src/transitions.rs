@@ -4,7 +4,7 @@
 
 use crate::machine::{Built, Layers, Machine, Resolved, Said};
 use crate::stubs::{deb, our_rpm, ours, BROKEN, DEBS, NEXT, NVIDIA, OFED};
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{anyhow, ensure, Context, Result};
 
 /// One transition, which starts from a machine with both neighbours and our package.
 pub struct Transition {
@@ -95,6 +95,8 @@ pub const ALL: &[Transition] = &[
     long("rpm_interrupted", rpm_interrupted),
     long("neighbours_by_rpm", neighbours_by_rpm),
     long(README, readme),
+    long(OF_UBUNTU, folders_of_ubuntu),
+    long(OF_RHEL, folders_of_rhel),
     long("peermemctl", peermemctl),
     long("peermemctl_by_rpm", peermemctl_by_rpm),
     long("metrics", metrics),
@@ -110,8 +112,10 @@ const MONITORING: &str = "monitoring.txt";
 pub const INSTALLED: &str = "installed";
 const RPM: &str = "rpm";
 const README: &str = "readme";
+const OF_UBUNTU: &str = "folders_of_ubuntu";
+const OF_RHEL: &str = "folders_of_rhel";
 /// The transitions that start from a machine with the neighbours alone.
-pub const WITHOUT_OURS: [&str; 2] = [RPM, README];
+pub const WITHOUT_OURS: [&str; 4] = [RPM, README, OF_UBUNTU, OF_RHEL];
 
 impl Test {
     /// Runs a script with a transaction of dpkg or rpm, which may fail. The row that follows has
@@ -1559,14 +1563,7 @@ fn looks(test: &Test) -> Result<()> {
 /// An admin types what README's section on installation shows: the packages that it names are there, a
 /// user builds, root installs, and both see the last lines that README shows.
 fn readme(test: &mut Test) -> Result<()> {
-    let text = include_str!("../../../README.md");
-    let section = text.split("## Install\n").nth(1).and_then(|rest| rest.split("\n## ").next()).context("Install")?;
-    let mut blocks = section.trim_start_matches('\n').split("\n\n").filter(|block| block.starts_with("    "));
-    let (commands, shown) = (blocks.next().context("commands")?, blocks.next().context("what they print")?);
-    let lines: Vec<&str> = commands.lines().map(str::trim).collect();
-    let [packages, debian_12, build, install, load] = lines[..] else {
-        bail!("README's commands are others now: {lines:?}")
-    };
+    let [packages, debian_12, ..] = readme_commands()?;
     let mut packages = packages.strip_prefix("apt-get install ").context("README's first command")?.to_string();
     if test.machine.run("grep -q '^VERSION_ID=.12' /etc/os-release")?.ok {
         for name in debian_12.strip_prefix("# Debian 12: ").context("README's second line")?.split(' ') {
@@ -1574,16 +1571,48 @@ fn readme(test: &mut Test) -> Result<()> {
         }
     }
     test.machine.must(&format!("dpkg -s {packages} >/dev/null"))?;
-    let code = |line: &'static str| line.split('#').next().unwrap_or(line).trim().to_string();
-    let user = format!("su admin -c 'cd ~/source && {}'", code(build));
+    by_hand(test, "as README says")
+}
+
+/// README's section on installation.
+fn readme_section() -> Result<&'static str> {
+    let text = include_str!("../../../README.md");
+    text.split("## Install\n").nth(1).and_then(|rest| rest.split("\n## ").next()).context("Install")
+}
+
+/// Returns the blocks of README's section on installation: the commands, and what they print.
+fn readme_blocks() -> Result<[&'static str; 2]> {
+    let section = readme_section()?.trim_start_matches('\n');
+    let mut blocks = section.split("\n\n").filter(|block| block.starts_with("    "));
+    Ok([blocks.next().context("commands")?, blocks.next().context("what they print")?])
+}
+
+/// Returns the lines of README's commands, without comments at their ends.
+fn readme_commands() -> Result<[&'static str; 5]> {
+    let lines: Vec<&str> = readme_blocks()?[0].lines().map(str::trim).collect();
+    let code = |line: &'static str| match line.split_once('#') {
+        Some((before, _)) if !before.is_empty() => before.trim(),
+        _ => line,
+    };
+    let commands: Vec<&str> = lines.into_iter().map(code).collect();
+    commands.try_into().map_err(|lines| anyhow!("README's commands are others now: {lines:?}"))
+}
+
+/// Checks what README's commands from the build on do and show, and that uninstalling brings NVIDIA's file
+/// back. `how` is the end of the rows' names.
+fn by_hand(test: &mut Test, how: &str) -> Result<()> {
+    let [_, _, build, install, load] = readme_commands()?;
     let built = test.machine.must(&format!(
         "useradd --create-home admin; mkdir /home/admin/source; cp -R /root/.cargo /home/admin/.cargo
-        tar -xf /srv/source.tar.xz -C /home/admin/source --strip-components=1; chown -R admin: /home/admin; {user}"
+        tar -xf /srv/source.tar.xz -C /home/admin/source --strip-components=1; chown -R admin: /home/admin
+        su admin -c 'cd ~/source && {build}'"
     ))?;
-    let installed = test.transaction(&format!("cd /home/admin/source; {}", code(install)))?;
+    let installed = test.transaction(&format!("cd /home/admin/source; {install}"))?;
     let kernel = test.kernel()?;
     // README shows one kernel's name, whose files are compressed.
-    let plain = |text: &str, kernel: &str| text.replace(kernel, "KERNEL").replace(".ko.xz", ".ko");
+    let plain =
+        |text: &str, kernel: &str| text.replace(kernel, "KERNEL").replace(".ko.xz", ".ko").replace(".ko.zst", ".ko");
+    let shown = readme_blocks()?[1];
     let shown_kernel = shown.split_whitespace().skip_while(|word| *word != "kernel").nth(1).context("a kernel")?;
     // A line that is too long for the page goes on in the next one.
     let shown = plain(&shown.replace("\n      ", " "), shown_kernel);
@@ -1593,18 +1622,99 @@ fn readme(test: &mut Test) -> Result<()> {
         let there = seen.lines().any(|seen| seen.trim().starts_with(before) && seen.ends_with(after));
         ensure!(there, "README shows a line that nobody sees: {line}\n{seen}");
     }
-    let takes = test.machine.must(&format!("{} --show-depends --dry-run -S {kernel}", code(load)))?;
+    let takes = test.machine.must(&format!("{load} --show-depends --dry-run -S {kernel}"))?;
     let ours = format!("/lib/modules/{kernel}/updates/nvidia-peermem-rust/nvidia-peermem.ko");
     one_line(&takes, &[&ours])?;
-    test.row(&kernel, "`make install`, as README says", "`updates/nvidia-peermem-rust/nvidia-peermem.ko`")?;
+    test.row(&kernel, &format!("`make install`, {how}"), "`updates/nvidia-peermem-rust/nvidia-peermem.ko`")?;
     test.machine.must("/usr/local/bin/peermemctl --version")?;
     test.transaction("cd /home/admin/source; make uninstall")?;
     let got = test.machine.resolved(&kernel)?;
-    test.row(&kernel, "`make uninstall`", &got.to_string())?;
+    test.row(&kernel, &format!("`make uninstall`, {how}"), &got.to_string())?;
     ensure!(matches!(got, Resolved::Nvidia(_)), "after make uninstall modprobe takes {got}");
     let root = test.machine.must("find /home/admin ! -user admin")?;
     ensure!(root.is_empty(), "files of root in the user's folder:\n{root}");
     Ok(())
+}
+
+/// Gives the kernel's build tree one folder, `$tree`, with sources and generated files, as other
+/// distributions have. Debian has two, and a Makefile that names the other one.
+const ONE_TREE: &str = r#"k=$(basename $(dirname /lib/modules/*/kernel))
+    build=$(realpath /lib/modules/$k/build) source=$(realpath /lib/modules/$k/source)
+    mkdir -p "$(dirname "$tree")"
+    cp -RL "$source" "$tree"
+    rm "$build/Makefile" "$build/.kernelvariables"
+    cp -RL "$build/." "$tree/"
+    rm -r "$build" "$source" /lib/modules/$k/source
+    ln -sfn "$tree" /lib/modules/$k/build
+    # That Makefile gives the release, too.
+    echo "$k" >"$tree/include/config/kernel.release"
+    compress() { # FORMAT
+        sed -i "/^CONFIG_MODULE_COMPRESS/d" "$tree/include/config/auto.conf"
+        printf 'CONFIG_MODULE_COMPRESS=y\nCONFIG_MODULE_COMPRESS_ALL=y\nCONFIG_MODULE_COMPRESS_%s=y\n' "$1" >>"$tree/include/config/auto.conf"
+    }"#;
+
+/// What Ubuntu 24.04 has otherwise than Debian: kernel headers whose folder has links into a common one and
+/// files of its own, modules packed by zstd, a search line for depmod, and a rustc that is too old, beside
+/// newer ones with their versions in the name. (Its packages linux-headers, kmod and rustc-1.NN.)
+const AS_UBUNTU: &str = r#"common=/usr/src/linux-headers-common
+    mv "$tree" $common
+    cp -Rs $common "$tree"
+    for own in .config Module.symvers include/config include/generated arch/x86/include/generated; do
+        [ ! -e "$common/$own" ] || { rm -r "$tree/$own"; mv "$common/$own" "$tree/$own"; }
+    done
+    compress ZSTD
+    echo 'search updates ubuntu built-in' >/usr/lib/depmod.d/ubuntu.conf
+    printf 'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\nPRETTY_NAME="Ubuntu 24.04"\n' >/etc/os-release
+    minor=$(rustc --version | cut -d . -f 2)
+    for tool in rustc cargo; do
+        mv /usr/bin/$tool /usr/bin/$tool-1.$minor
+        printf '#!/bin/sh\ncase "$1" in -*V* | --version) echo "%s 1.75.0 (of the test)" ;; --print) exec %s-1.%s "$@" ;; *) echo "%s 1.75.0 is too old" >&2; exit 1 ;; esac\n' \
+            $tool $tool $minor $tool >/usr/bin/$tool
+        chmod +x /usr/bin/$tool
+    done"#;
+
+/// What RHEL 9 has otherwise than Debian: kernel headers in /usr/src/kernels, modules packed by xz, those of
+/// others in `extra`, where dkms puts them there, and depmod's search line for them. (Its packages
+/// kernel-devel and kmod, and EPEL's dkms.)
+const AS_RHEL: &str = r#"compress XZ
+    ln -s build /lib/modules/$k/source
+    echo 'search updates extra built-in weak-updates' >/usr/lib/depmod.d/dist.conf
+    mkdir -p /lib/modules/$k/extra /lib/modules/$k/weak-updates
+    printf 'ID="rhel"\nID_LIKE="fedora"\nVERSION_ID="9.6"\nPLATFORM_ID="platform:el9"\nPRETTY_NAME="Red Hat Enterprise Linux 9.6"\n' >/etc/os-release
+    for file in /lib/modules/$k/updates/dkms/*; do
+        xz "$file"
+        mv "$file.xz" /lib/modules/$k/extra/
+    done"#;
+
+/// Makes the machine's folders those of another distribution, whose packages no registry of ours has. Kernel,
+/// compiler and tools stay Debian's.
+fn dress(test: &Test, tree: &str, script: &str) -> Result<()> {
+    test.machine.must(&format!("mkdir -p /usr/lib/depmod.d\ntree={tree}\n{ONE_TREE}\n{script}\ndepmod $k"))?;
+    let kernel = test.kernel()?;
+    let got = test.machine.resolved(&kernel)?;
+    ensure!(matches!(got, Resolved::Nvidia(_)), "before ours is there modprobe takes {got}");
+    Ok(())
+}
+
+fn folders_of_ubuntu(test: &mut Test) -> Result<()> {
+    dress(test, "/usr/src/linux-headers-generic", AS_UBUNTU)?;
+    by_hand(test, "in folders like Ubuntu's")?;
+    let (kernel, version) = (test.kernel()?, test.version());
+    test.transaction(&format!("dpkg -i {}", ours(&version)))?;
+    test.expect_ours("installation in folders like Ubuntu's", &version)?;
+    test.transaction("dpkg -P nvidia-peermem-rust-dkms")?;
+    let got = test.machine.resolved(&kernel)?;
+    ensure!(matches!(got, Resolved::Nvidia(_)), "after a removal then: {got}");
+    Ok(())
+}
+
+fn folders_of_rhel(test: &mut Test) -> Result<()> {
+    dress(test, "/usr/src/kernels/tree", AS_RHEL)?;
+    by_hand(test, "in folders like RHEL's")?;
+    let version = test.version();
+    test.transaction(&format!("rpm -i --nodeps {}", our_rpm(&version)))?;
+    test.expect_ours("rpm: installation in folders like RHEL's", &version)?;
+    gone_by_rpm(test, "rpm: removal of ours in folders like RHEL's")
 }
 
 fn peermemctl(test: &mut Test) -> Result<()> {
