@@ -284,7 +284,7 @@ cuda-selftest:
 	@$(program) $(workspace) $(q)/cuda $(q)/gpu/client tools/cuda $(built) $(q)/cuda $@
 
 guest:
-	@$(program) $(workspace) tests/guest user/gpumr $(q)/gpu/client tools/cuda tools/proc tools/verbs tools/peermemctl/tests/situations/live.json samples/edu-dma/uapi.rs \
+	@$(program) $(workspace) tests/guest user/gpumr $(q)/gpu/client tools/cuda tools/proc tools/verbs tools/peermemctl/tests/situations/live.json user/gpumr-preload/libgpumr-preload.so.7 samples/edu-dma/uapi.rs \
 		$(call libraries,libc6-dev libibverbs-dev linux-libc-dev) \
 		$(built) tests/guest $@
 
@@ -373,11 +373,14 @@ second = $(word 2,$(subst -, ,$(1)))
 
 # The demo is the first thing that anybody waits for: its image has what it runs.
 demo = $(filter demo,$(call second,$(1)))
+# For suites that start no other program nothing else is built: peermemctl alone takes minutes for another
+# architecture.
+few = $(filter few,$(call second,$(1)))
 # Programs of others, on a disk or in the image, ask for more of CUDA.
 on-disk = $(filter programs,$(call second,$(1)))
 built-here = $(filter built,$(call second,$(1)))
-programs-of = $(if $(call demo,$(1)),guest libcuda perftest,$(programs) \
-	$(if $(call on-disk,$(1))$(call built-here,$(1)),libcudart libnvml) $(if $(call built-here,$(1)),libfabric ucx))
+programs-of = $(if $(call demo,$(1)),guest libcuda perftest,$(if $(call few,$(1)),rdma-core guest libcuda,$(programs) \
+	$(if $(call on-disk,$(1))$(call built-here,$(1)),libcudart libnvml) $(if $(call built-here,$(1)),libfabric ucx)))
 modules-of = $(filter-out $(if $(call demo,$(1)),mainline alarms sample),$(modules-$(call first,$(1))))
 
 image-%: kernel $$(call programs-of,$$*) $$(if $$(call on-disk,$$*),disk) $$(call modules-of,$$*) $$(needs-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))

@@ -3,10 +3,10 @@
 # image.sh KERNEL_DIR NAME MODULES ALSO BUILT PROGRAMS: the machine's root file system, an
 # initramfs, in KERNEL_DIR/image-NAME.cpio: programs of this Debian with their libraries, modules,
 # and what was built: the folders PROGRAMS of BUILT. For another architecture Debian's are those of
-# LAB_SYSROOT. ALSO is demo (nothing that the demo does not run), consumers (UCX, and rdma-core's own
-# tests with the Python that runs them: ten times the rest), programs (those of others, on a disk of
-# their own: a link beside the image), built (UCX and libfabric, built with CUDA from Debian's
-# sources), or a module that modprobe is not to find.
+# LAB_SYSROOT. ALSO is demo (nothing that the demo does not run), few (no program but the guest),
+# consumers (UCX, and rdma-core's own tests with the Python that runs them: ten times the rest),
+# programs (those of others, on a disk of their own: a link beside the image), built (UCX and
+# libfabric, built with CUDA from Debian's sources), or a module that modprobe is not to find.
 set -euo pipefail
 shopt -s nullglob
 . "$(dirname "$0")/cross.sh"
@@ -143,7 +143,7 @@ for file in "$root$lib"/libcuda{,rt}.so.*; do ln -s "${file##*/}" "${file%.so.*}
 ln -s usr/bin/guest "$root/init"
 
 case $also in
-"" | demo | built) ;;
+"" | demo | few | built) ;;
 programs)
 	ln -sfn "$(realpath "$built/disk/bin/disk.squashfs")" "$k/image-$name.disk"
 	# A libibverbs that comes with a program looks here for the NIC's driver.
