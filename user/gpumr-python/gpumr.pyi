@@ -35,6 +35,7 @@ class Cache:
         bar1_bytes: Optional[int] = None,
         sweep_ms: int = 1000,
         free_bytes: Optional[int] = None,
+        idle_bytes: Optional[int] = None,
         superset: bool = False,
         pcie: bool = False,
     ) -> None: ...

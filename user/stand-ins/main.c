@@ -241,6 +241,17 @@ int main(void)
 	printf("short of memory: live %u\n", live());
 	gpumr_close(cache);
 
+	/* Of two regions that nobody uses, one may stay. What is in use does not count. */
+	options = (struct gpumr_options){ .size = sizeof(options), .idle_bytes = 8192 };
+	if (gpumr_open(&cache, &options))
+		return 1;
+	lease = ask("in use", cache, pd, first, 8192);
+	gpumr_release(ask("idle", cache, pd, last, 8192));
+	printf("one in use and one idle: live %u\n", live());
+	gpumr_release(lease);
+	printf("two idle: live %u\n", live());
+	gpumr_close(cache);
+
 	/* The way over PCIe, which only GPUs that hang on the processor have beside another. */
 	options = (struct gpumr_options){ .size = sizeof(options), .way = "dma-buf", .flags = GPUMR_PCIE };
 	if (gpumr_open(&cache, &options))

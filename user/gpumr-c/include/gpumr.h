@@ -171,6 +171,9 @@ struct gpumr_options {
 	/* While a GPU has fewer bytes free than this, what is registered of it ends as soon as nobody
 	 * uses it. 0: never; GPUMR_FREE_BYTES_AUTO: 1 GiB, and of small GPUs a sixteenth. */
 	uint64_t free_bytes;
+	/* How many bytes may stay registered that nobody uses; what a lease holds does not count, unlike
+	 * for limits.bytes. With it each hit takes a lock. 0: no such limit. */
+	uint64_t idle_bytes;
 };
 
 struct gpumr_stats {

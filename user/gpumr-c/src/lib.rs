@@ -94,6 +94,7 @@ pub struct GpumrOptions {
     on_gone: Option<OnGone>,
     argument: *mut c_void,
     free_bytes: u64,
+    idle_bytes: u64,
 }
 
 const SUPERSET: u32 = 1;
@@ -239,6 +240,7 @@ unsafe fn open(options: *const GpumrOptions) -> Result<Gpumr, Error> {
     let mut more = Options::default();
     more.superset = options.flags & SUPERSET != 0;
     more.free_bytes = options.free_bytes;
+    more.idle_bytes = options.idle_bytes;
     let argument = Argument(options.argument);
     more.on_gone = options.on_gone.map(|call| Box::new(move |gone| argument.tell(call, gone)) as gpumr::cache::OnGone);
     let cuda = Cuda::open()?.with_dma_buf_flags(u64::from(options.flags & PCIE != 0));

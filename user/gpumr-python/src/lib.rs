@@ -34,8 +34,10 @@ const SWEEP_MS: u64 = 1000;
 /// Registrations that are kept. `way` is "auto", "peer-memory" or "dma-buf". `entries`, `bytes` and
 /// `bar1_bytes` limit what is kept that nobody uses. Freed memory stays registered for `sweep_ms` at
 /// most; 0 stands for until `sweep()`. While a GPU has fewer than `free_bytes` free (1 GiB, and of small
-/// GPUs a sixteenth; 0: never), nothing of it stays registered that nobody uses. With `superset` a region that has more rights than a call
-/// needs serves it. `pcie` asks for dma-bufs that the NIC reaches over PCIe (CUDA 12.8).
+/// GPUs a sixteenth; 0: never), nothing of it stays registered that nobody uses. With `idle_bytes` at most so
+/// much stays registered that nobody uses; leases do not count, unlike for `bytes`. With `superset` a region
+/// that has more rights than a call needs serves it. `pcie` asks for dma-bufs that the NIC reaches over PCIe
+/// (CUDA 12.8).
 #[pyclass(frozen, module = "gpumr")]
 struct Cache {
     cache: Inner,
@@ -47,7 +49,7 @@ impl Cache {
     #[new]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     #[pyo3(signature = (*, way = "auto", entries = None, bytes = None, bar1_bytes = None, sweep_ms = SWEEP_MS,
-        free_bytes = None, superset = false, pcie = false))]
+        free_bytes = None, idle_bytes = None, superset = false, pcie = false))]
     fn new(
         way: &str,
         entries: Option<u64>,
@@ -55,6 +57,7 @@ impl Cache {
         bar1_bytes: Option<u64>,
         sweep_ms: u64,
         free_bytes: Option<u64>,
+        idle_bytes: Option<u64>,
         superset: bool,
         pcie: bool,
     ) -> PyResult<Self> {
@@ -69,6 +72,7 @@ impl Cache {
             let mut options = Options::default();
             options.superset = superset;
             options.free_bytes = free_bytes.unwrap_or(FREE_BYTES_AUTO);
+            options.idle_bytes = idle_bytes.unwrap_or(0);
             let cache = gpumr::Cache::with(cuda, IbVerbs::open()?, policy, limits, options);
             let sweep = Duration::from_millis(sweep_ms);
             let sweeper = (sweep_ms > 0).then(|| Sweeper::start(&cache, sweep)).transpose();
@@ -256,7 +260,7 @@ impl Lease {
 #[pyfunction]
 fn cache(py: Python<'_>) -> PyResult<Py<Cache>> {
     static CACHE: PyOnceLock<Py<Cache>> = PyOnceLock::new();
-    let make = || Py::new(py, Cache::new("auto", None, None, None, SWEEP_MS, None, false, false)?);
+    let make = || Py::new(py, Cache::new("auto", None, None, None, SWEEP_MS, None, None, false, false)?);
     Ok(CACHE.get_or_try_init(py, make)?.clone_ref(py))
 }
 

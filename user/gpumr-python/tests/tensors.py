@@ -211,6 +211,14 @@ class Tensors(unittest.TestCase):
         gc.collect()
         self.assertFalse(any(one() for one in kept))
 
+    def test_so_much_stays_registered_that_nobody_uses(self):
+        cache = gpumr.Cache(way="dma-buf", sweep_ms=0, free_bytes=0, idle_bytes=4096)
+        with cache.register(Interface(self.at, (1024,)), PD):
+            cache.register(Interface(self.at + 4096, (1024,)), PD).release()
+            self.assertEqual(cache.stats()["entries"], 2, "the one in use does not count")
+        self.assertEqual(cache.stats()["entries"], 1)
+        cache.shrink()
+
     def test_freed_memory_is_never_given_out_again(self):
         at = allocate(8192)
         array = Interface(at, (2048,))

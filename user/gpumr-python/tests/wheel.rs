@@ -68,7 +68,7 @@ fn the_wheel_serves_every_python_from_3_9_on() {
 fn a_program_in_python_is_served() {
     let folder = libraries("python", Without::Nothing);
     let said = ran(python(&folder).arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tensors.py")));
-    assert!(said.contains("Ran 12 tests") && said.trim_end().ends_with("OK"), "{said}");
+    assert!(said.contains("Ran 13 tests") && said.trim_end().ends_with("OK"), "{said}");
 }
 
 /// The stubs name everything that the module has.
