@@ -3,7 +3,9 @@
 //! has begun, and ends when its standard input ends (or when it is killed).
 
 use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint, c_void};
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -45,6 +47,7 @@ pub fn run(name: &str, args: &[&str]) -> Result<()> {
         ("edu", [kind, len]) => crate::edu::helper(kind, len),
         ("host-memory", [cuda]) => host_memory(cuda),
         ("wrong-input", []) => wrong_input(),
+        ("reach", []) => reach(),
         ("idle", []) => idle(),
         _ => bail!("no helper {name} with {} arguments", args.len()),
     }
@@ -183,6 +186,50 @@ fn wrong_input() -> Result<()> {
     attempt("over a hole", segments.va(), 3 * SEGMENT);
     attempt("of no length", segments.va(), 0);
     attempt("an end that wraps", segments.va(), usize::MAX);
+    Ok(())
+}
+
+/// Registers GPU memory, and a dma-buf of it, by functions of libibverbs that are found as programs find
+/// them. Prints for each of these ways whether that worked.
+fn reach() -> Result<()> {
+    type Plain = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int) -> *mut c_void;
+    type Iova2 = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u64, c_uint) -> *mut c_void;
+    type DmaBuf = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int) -> *mut c_void;
+    const LEN: usize = 2 << 20;
+    let pd = Pd::new(&Device::open(RDMA_DEVICE)?)?;
+    let cuda = Cuda::open()?;
+    let memory = cuda.alloc(LEN)?;
+    let dma_buf = cuda.dma_buf(memory.va(), LEN)?;
+    let (domain, at) = (pd.raw().as_ptr(), memory.va() as *mut c_void);
+    let everywhere = libloading::os::unix::Library::this();
+    // SAFETY: It is loaded already.
+    let handle = unsafe { libloading::os::unix::Library::new("libibverbs.so.1") }?;
+    let linked = Mr::reg(&pd, memory.va(), LEN, FULL_ACCESS).is_ok();
+    // SAFETY: The types are verbs.h's; the domain and the memory are live, and the library touches no byte
+    // of the memory. (The regions end with this process.)
+    let found = unsafe {
+        let plain = |library: &libloading::os::unix::Library| -> Result<bool> {
+            Ok(!library.get::<Plain>(b"ibv_reg_mr")?(domain, at, LEN, FULL_ACCESS).is_null())
+        };
+        let iova2 = handle.get::<Iova2>(b"ibv_reg_mr_iova2")?;
+        let own = everywhere.get::<DmaBuf>(b"ibv_reg_dmabuf_mr")?;
+        [
+            ("is linked with libibverbs", linked),
+            ("finds the functions by dlsym(RTLD_DEFAULT)", plain(&everywhere)?),
+            ("finds ibv_reg_mr by a handle, as NCCL does", plain(&handle)?),
+            (
+                "finds ibv_reg_mr_iova2 by a handle",
+                !iova2(domain, at, LEN, memory.va(), FULL_ACCESS as c_uint).is_null(),
+            ),
+            (
+                "registers a dma-buf itself",
+                !own(domain, 0, LEN, memory.va(), dma_buf.as_raw_fd(), FULL_ACCESS).is_null(),
+            ),
+        ]
+    };
+    for (how, works) in found {
+        println!("{how}\t{}", if works { "works" } else { "fails" });
+    }
     Ok(())
 }
 

@@ -41,6 +41,7 @@ pub fn suite() -> Suite {
         ("host_memory", host_memory),
         ("same_calls", same_calls),
         ("wrong_input", wrong_input),
+        ("reaches_whom_the_manual_page_names", reaches_whom_the_manual_page_names),
     ];
     // It loads a soft NIC without dma-buf itself.
     let bare = [("no_importer", no_importer as fn(&Env) -> Result<()>)];
@@ -206,6 +207,40 @@ fn wrong_input(_: &Env) -> Result<()> {
     ];
     for why in causes {
         ensure!(said.lines().any(|line| line.contains(why)), "the library does not say {why:?}: {said}");
+    }
+    gpu::wait_clean(Duration::from_secs(10))
+}
+
+/// Each way by which a program here finds libibverbs' functions is in the table of the library's manual page, and
+/// works with the library if the page says that it is reached. Debian's libibverbs is linked so that part of the
+/// programs that look for `ibv_reg_mr` by a handle are reached, too. Without the library only a dma-buf can be
+/// registered.
+fn reaches_whom_the_manual_page_names(_: &Env) -> Result<()> {
+    let page =
+        include_str!("../../../../user/gpumr-preload/libgpumr-preload.so.7").replace("\\fB", "").replace("\\fR", "");
+    let page = page.replace("dma\\-buf", "dma-buf");
+    let works = |settings: Settings| -> Result<String> {
+        let ran = Command::new("/proc/self/exe").args(["helper", "reach"]).envs(settings.iter().copied()).output()?;
+        let said = String::from_utf8_lossy(&ran.stderr);
+        ensure!(ran.status.success(), "the helper: {}: {said}", ran.status);
+        Ok(String::from_utf8(ran.stdout)?)
+    };
+    let (alone, with) = (works(ALONE)?, works(PRELOAD)?);
+    println!("{}", with.trim().replace('\n', ", "));
+    ensure!(with.lines().count() == 5 && alone.lines().count() == 5, "without the library {alone}, with it {with}");
+    for (alone, with) in alone.lines().zip(with.lines()) {
+        let (how, result) = with.split_once('\t').context("a row")?;
+        let says = page.lines().find_map(|line| line.strip_prefix(how)?.strip_prefix('\t'));
+        let wanted = match says.with_context(|| format!("the page has no row {how:?}"))? {
+            "reached" | "in part, see below" => ["fails", "works"],
+            "not reached" => ["fails", "fails"],
+            "passed on" => ["works", "works"],
+            other => bail!("{how}: {other}"),
+        };
+        ensure!(
+            [alone.rsplit('\t').next(), Some(result)] == wanted.map(Some),
+            "{how}: {wanted:?}, but {alone}, {with}"
+        );
     }
     gpu::wait_clean(Duration::from_secs(10))
 }
