@@ -2,6 +2,9 @@
 //! The part of the CUDA driver API that peermemctl and the guest call, declared in our own words,
 //! and libcuda opened at run time. The lab's stand-in is compared with these declarations when it
 //! is compiled. A version beside a function is the first one of CUDA that has it.
+//!
+//! The crate cudarc does not serve here, for the reasons that `user/gpumr/src/cuda.rs` has: peermemctl asks old
+//! drivers, too, and says which function they lack.
 
 use anyhow::{bail, Context as _, Result};
 use libloading::Library;

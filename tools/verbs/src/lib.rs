@@ -2,6 +2,10 @@
 //! libibverbs as its header declares it. peermemctl opens the library at run time, and takes the
 //! types of its functions from here. The guest turns the feature `link` on and calls them: a call
 //! without that feature fails when the program is linked.
+//!
+//! The crate sideway does not serve here: as `user/gpumr/src/ibverbs.rs` says, what it is made of opens libibverbs in
+//! a constructor and defines its functions. peermemctl starts where the library is missing, and the guest calls the
+//! functions of whatever library stands first, to test the preload library.
 
 use libc::c_int;
 pub use sys::*;
