@@ -196,10 +196,11 @@ pub fn chosen(root: &Root, release: &str, name: &str) -> Option<String> {
     })
 }
 
-/// Returns every file of that name below the modules of `release`.
+/// Returns every file of that name below the modules of `release`, and the link of this project's package, which lies
+/// elsewhere (packaging/dkms/upkeep).
 pub fn all(root: &Root, release: &str, name: &str) -> Vec<String> {
     let mut found = Vec::new();
-    let mut open = vec![modules_dir(release)];
+    let mut open = vec![modules_dir(release), format!("/usr/lib/nvidia-peermem-rust/{release}")];
     while let Some(dir) = open.pop() {
         for entry in std::fs::read_dir(root.at(&dir)).into_iter().flatten().flatten() {
             let path = format!("{dir}/{}", entry.file_name().to_string_lossy());

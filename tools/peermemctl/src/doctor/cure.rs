@@ -4,7 +4,8 @@
 //! containers.
 
 use crate::check::Section;
-use crate::machine::{Machine, UPKEEP};
+use crate::machine::{Machine, NAME, UPKEEP};
+use crate::module_file;
 
 /// The part of a machine that a cure changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,32 +118,37 @@ fn needs_files_of_host(fix: &str) -> bool {
 
 /// Returns whether a cure builds the module, or changes what is installed of it.
 fn builds(fix: &str) -> bool {
-    ["make", "depmod", "dkms"].iter().any(|word| fix.contains(word))
+    ["make", "depmod", "dkms", "upkeep"].iter().any(|word| fix.contains(word))
 }
 
 /// The commands by which checks have the module built in this project's folder and installed from there. A command
 /// stands before those that are a part of it.
-const IN_FOLDER: [&str; 4] = [
+const IN_FOLDER: [&str; 5] = [
     "in this project's folder: make && make install",
     "make clean; make; make install",
     "make install && depmod",
+    LITE,
     "make install",
 ];
+
+/// The command that builds and installs the module without imports that a closed driver forbids.
+pub(super) const LITE: &str = "make deps && make KERNEL_CRATE=lite && make install";
 
 /// Returns the command that builds and installs the module of a package, if a machine has that package. Where modprobe
 /// takes the file of an earlier `make install`, only `make` replaces it.
 pub(super) fn package_command(machine: &Machine) -> Option<String> {
     let is_by_hand = |path: &str| path.contains("/updates/nvidia-peermem-rust/");
-    let by_hand = machine.file.as_ref().is_some_and(|file| is_by_hand(&file.path));
-    (machine.root.exists(UPKEEP) && !by_hand).then(|| format!("{UPKEEP} refresh"))
+    let chosen = module_file::chosen(machine.root, machine.release.as_deref().unwrap_or_default(), NAME);
+    (machine.root.exists(UPKEEP) && !chosen.is_some_and(|path| is_by_hand(&path))).then(|| format!("{UPKEEP} refresh"))
 }
 
-/// Returns the cure by the package's own command, if a package brought the module.
-fn by_package(machine: &Machine, fix: &str) -> Option<String> {
-    let command = IN_FOLDER.into_iter().find(|command| fix.contains(command))?;
-    // Only the project's folder builds against another crate `kernel`.
-    let has_variable = fix.contains("KERNEL_CRATE");
-    Some(fix.replacen(command, &package_command(machine)?, 1)).filter(|_| !has_variable)
+/// Returns the cure by the package's own command, if a package brought the module. It chooses the crate `kernel` by
+/// itself.
+fn by_package(machine: &Machine, fix: &str) -> String {
+    let found = IN_FOLDER.into_iter().find(|command| fix.contains(command)).zip(package_command(machine));
+    let Some((command, instead)) = found else { return fix.to_owned() };
+    let depmod = if command.ends_with("depmod") { " && depmod" } else { "" };
+    fix.replacen(command, &format!("{instead}{depmod}"), 1)
 }
 
 /// Returns the cure of a check on this machine.
@@ -159,7 +165,7 @@ pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
     match place(id).unwrap_or(Place::Host) {
         Place::Here => setting.by_image(fix).unwrap_or_else(|| setting.by_boot_loader(fix)),
         Place::Modules if setting.adds_packages().is_some() && !setting.modules_in_containers() => {
-            match fix.contains("make") || fix.contains("dkms") {
+            match builds(fix) {
                 true => machine.install_it(),
                 false if fix.contains("install ") => setting.install_packages(fix),
                 false => fix.to_owned(),
@@ -192,8 +198,7 @@ pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
         {
             machine.install_it()
         }
-        Place::Modules => setting.on_node(&by_package(machine, fix).unwrap_or_else(|| fix.to_owned())),
-        Place::Host => setting.on_node(fix),
+        Place::Modules | Place::Host => setting.on_node(&by_package(machine, fix)),
         Place::Hardware => setting.on_hardware(fix),
     }
 }
@@ -253,24 +258,37 @@ mod tests {
         }
     }
 
-    /// Checks who says that a module of a package is built in a folder, which that machine may not have.
+    /// Checks that nobody is told to build in this project's folder where a package has the module, unless modprobe
+    /// takes the file of an earlier `make install`.
     #[test]
     fn a_module_of_a_package_is_built_by_the_package() {
         let there = tempfile::tempdir().unwrap();
-        let upkeep = there.path().join(&UPKEEP[1..]);
-        std::fs::create_dir_all(upkeep.parent().unwrap()).unwrap();
-        std::fs::write(&upkeep, "").unwrap();
+        let file = |path: &str, text: &str| {
+            let path = there.path().join(&path[1..]);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, text).unwrap();
+        };
+        file(UPKEEP, "");
         let root = Root::new(there.path());
-        let mut machine = Machine { setting: Setting::default(), ..Machine::look(&root) };
+        let release = Some("7.2.0".to_owned());
+        let mut machine = Machine { setting: Setting::default(), release, ..Machine::look(&root) };
+        let refresh = format!("{UPKEEP} refresh");
         for command in IN_FOLDER {
             let fix = chosen(&machine, "module.vermagic", &format!("{command} (with headers)"));
-            assert_eq!(fix, format!("{UPKEEP} refresh (with headers)"));
+            let depmod = if command.contains("&& depmod") { " && depmod" } else { "" };
+            assert_eq!(fix, format!("{refresh}{depmod} (with headers)"));
             assert_eq!(chosen(&machine, "module.vermagic", &fix), fix);
         }
-        let lite = "make deps && make KERNEL_CRATE=lite && make install";
-        assert_eq!(chosen(&machine, "driver.licence", lite), lite);
+        assert_eq!(chosen(&machine, "fabric.iommu", IN_FOLDER[0]), refresh);
+        // What a container brought is no affair of the host's package.
+        let setting = Setting { driver_container: true, ..Setting::default() };
+        let operator = Machine { setting, ..Machine::look(&root) };
+        assert_eq!(chosen(&operator, "module.kernels", &refresh), operator.install_it());
+        file("/lib/modules/7.2.0/modules.dep", "updates/nvidia-peermem-rust/nvidia-peermem.ko:\n");
+        assert_eq!(chosen(&machine, "module.vermagic", IN_FOLDER[1]), IN_FOLDER[1]);
+        std::fs::remove_file(there.path().join("lib/modules/7.2.0/modules.dep")).unwrap();
         machine.setting.container = Some("it".to_owned());
-        assert!(chosen(&machine, "module.vermagic", IN_FOLDER[1]).ends_with(&format!(": {UPKEEP} refresh")));
+        assert!(chosen(&machine, "module.vermagic", IN_FOLDER[1]).ends_with(&format!(": {refresh}")));
     }
 
     /// Checks commands that a node without a shell or systemd does not know.

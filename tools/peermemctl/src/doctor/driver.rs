@@ -2,7 +2,7 @@
 //! Section 2: nvidia.ko, its flavour, and whether it lets us bind to it.
 
 use super::load_refused::load_refused;
-use super::{limits, module};
+use super::{cure, limits, module};
 use crate::check::Check;
 use crate::facts;
 use crate::machine::{Machine, REGISTER};
@@ -15,13 +15,13 @@ const PAGES_4K: &str = "boot a kernel with pages of 4 KiB (Ubuntu: linux-nvidia 
 
 /// Says what helps when a closed nvidia.ko refuses the module, wherever the refusal was seen.
 pub(super) fn no_gpl_imports(machine: &Machine) -> String {
-    const LITE: &str = "make deps && make KERNEL_CRATE=lite && make install, a build without GPL-only imports";
+    let lite = format!("{}, a build without GPL-only imports", cure::LITE);
     if machine.setting.driver_container {
         return machine.setting.other_driver("the open kernel modules, where they know these GPUs");
     }
     match takes_open(machine) {
-        true => format!("{LITE}; or install the open kernel modules of the same driver (package nvidia-open)"),
-        false => LITE.to_owned(),
+        true => format!("{lite}; or install the open kernel modules of the same driver (package nvidia-open)"),
+        false => lite,
     }
 }
 

@@ -106,7 +106,10 @@ fn file(machine: &Machine) -> Vec<Check> {
             works(machine),
             ID,
             format!("{what}, although ours is installed as {}", ours.path),
-            "make install, which has depmod prefer ours",
+            match cure::package_command(machine) {
+                Some(command) => format!("{command}, which names the line of depmod.d that prefers the other file"),
+                None => "make install, which has depmod prefer ours".to_owned(),
+            },
         ),
         (Maker::Nvidia, None) if driver::is_other_architecture(machine) => {
             Check::ok(ID, format!("{what}; ours is for {}", facts::ARCHITECTURES.join(" and ")))
@@ -328,7 +331,8 @@ fn signature(machine: &Machine) -> Option<Check> {
                 format!(
                     "/lib/modules/{}/build/scripts/sign-file sha256 MOK.priv MOK.der {} (a key that mokutil --import made known)",
                     machine.release.as_deref().unwrap_or("$(uname -r)"),
-                    file.path
+                    // What a package installs is a link, which would be replaced by a signed copy.
+                    machine.root.resolved(&file.path).as_ref().unwrap_or(&file.path)
                 ),
             )
             .seen(demand.seen),
