@@ -108,6 +108,8 @@ pub const ALL: &[Transition] = &[
 
 /// The page that shows what Prometheus, node_exporter and Slurm say.
 const MONITORING: &str = "monitoring.txt";
+/// What an admin types to have a module built.
+const UPKEEP_REFRESH: &str = "/usr/lib/nvidia-peermem-rust/upkeep refresh";
 /// The transition that a new compiler has to pass.
 pub const INSTALLED: &str = "installed";
 const RPM: &str = "rpm";
@@ -1208,9 +1210,25 @@ fn uninstalled_by_the_admin(test: &mut Test) -> Result<()> {
     let got = test.machine.resolved(&kernel)?;
     test.row(&kernel, "dkms uninstall of ours", &got.to_string())?;
     ensure!(matches!(got, Resolved::Nvidia(_)), "the admin wanted NVIDIA's: {got}");
-    test.machine.must(&format!("{}; /usr/lib/nvidia-peermem-rust/upkeep refresh", dkms("install")))?;
+    let again = format!("dkms install -m nvidia-peermem-rust -v {version} -k {kernel}");
+    let text = test.machine.must(UPKEEP_REFRESH)?;
+    one_line(&text, &["dkms uninstall took it away", &again])?;
+    test.machine.must(&format!("{}; {UPKEEP_REFRESH}", dkms("install")))?;
     test.expect_ours("dkms install of ours", &version)?;
     test.machine.must(&format!("test ! -e /var/lib/nvidia-peermem-rust/{kernel}/uninstalled"))?;
+    // Other reasons why nothing is built are told to whoever asks, and to nobody else.
+    for (state, words) in [
+        (
+            "mkdir -p /lib/modules/9.9.9/kernel; touch /etc/dkms/no-autoinstall",
+            ["kernel 9.9.9", "no-autoinstall is there"],
+        ),
+        ("mv /var/lib/dkms/nvidia-peermem-rust /tmp/", ["DKMS does not know the source", "upkeep register"]),
+    ] {
+        test.machine.must(state)?;
+        one_line(&test.machine.must(UPKEEP_REFRESH)?, &words)?;
+        let text = test.machine.must(&format!("{UPKEEP_REFRESH} if-changed"))?;
+        ensure!(!text.contains(words[0]), "{text}");
+    }
     Ok(())
 }
 
@@ -1574,16 +1592,11 @@ fn readme(test: &mut Test) -> Result<()> {
     by_hand(test, "as README says")
 }
 
-/// README's section on installation.
-fn readme_section() -> Result<&'static str> {
-    let text = include_str!("../../../README.md");
-    text.split("## Install\n").nth(1).and_then(|rest| rest.split("\n## ").next()).context("Install")
-}
-
 /// Returns the blocks of README's section on installation: the commands, and what they print.
 fn readme_blocks() -> Result<[&'static str; 2]> {
-    let section = readme_section()?.trim_start_matches('\n');
-    let mut blocks = section.split("\n\n").filter(|block| block.starts_with("    "));
+    let text = include_str!("../../../README.md");
+    let section = text.split("## Install\n").nth(1).and_then(|rest| rest.split("\n## ").next()).context("Install")?;
+    let mut blocks = section.trim_start_matches('\n').split("\n\n").filter(|block| block.starts_with("    "));
     Ok([blocks.next().context("commands")?, blocks.next().context("what they print")?])
 }
 
