@@ -72,12 +72,14 @@ kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-
 # The gates that each built module must pass, by their scripts in mk/.
 gates = no-panic callback-tail relocations landing-pads shadow-stack
 
+# `make -n` says what it would do: nothing of that is run.
+dry_run = $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 # Says whether the module can be built, and against what.
 preflight:
 	@$(PREFLIGHT_ENV) sh mk/preflight.sh
 
 module: preflight
-	+@$(kbuild) --no-print-directory modules
+	$(if $(dry_run),,+)@$(kbuild) --no-print-directory modules
 	@. '$(OUT)/preflight.env' && if [ -n "$$PREFLIGHT_TREE" ]; then \
 		cp "$$PREFLIGHT_TREE/nvidia-peermem.ko" "$$PREFLIGHT_TREE/Module.symvers" '$(OUT)/'; fi
 	@. '$(OUT)/preflight.env' && export CROSS_COMPILE="$$PREFLIGHT_CROSS_COMPILE" KDIR='$(KDIR)' && \
@@ -120,15 +122,15 @@ verify:
 deps:
 	@MAKEFLAGS= CARGO='$(CARGO)' sh kernel-lite/deps.sh '$(DEPS)'
 
-# `make -n` says what it would do: nothing of that is run.
-dry_run = $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 # Gives what root builds here to the user, whose next make would fail on files of root.
-give_back = $(if $(dry_run),true,$(if $(filter $(CURDIR)/%,$(OUT)),[ "$$(id -u)" != 0 ] || [ ! -e '$(OUT)' ] || \
-	chown -Rh --from=0 --reference='$(CURDIR)' $(if $(wildcard $(CURDIR)/build),'$(CURDIR)/build') '$(OUT)',true))
+give_back = $(if $(filter $(CURDIR)/%,$(OUT)),[ "$$(id -u)" != 0 ] || for dir in '$(CURDIR)/build' '$(OUT)'; do \
+	[ ! -e "$$dir" ] || chown -Rh --from=0 --reference='$(CURDIR)' "$$dir"; done,true)
+# A name of its own, because make runs a line with $$(MAKE) also for `make -n`.
+build_module = $(MAKE) --no-print-directory module
 
 install:
 	@$(INSTALL_ENV) sh mk/install.sh writable
-	@$(PREFLIGHT_ENV) sh mk/built.sh || { $(MAKE) --no-print-directory module $(PREFLIGHT_ENV); code=$$?; $(give_back); exit $$code; }
+	$(if $(dry_run),,+)@$(PREFLIGHT_ENV) sh mk/built.sh || { $(build_module) $(PREFLIGHT_ENV); code=$$?; $(give_back); exit $$code; }
 	$(if $(dry_run),,+)@said=$$($(kbuild) --no-print-directory DEPMOD=true INSTALL_MOD_DIR=updates/nvidia-peermem-rust.new $(no_signing) \
 		$(if $(INSTALL_MOD_PATH),INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)') modules_install 2>&1) && failed= || failed=failed-; \
 		$(give_back); printf '%s\n' "$$said" | $(INSTALL_ENV) sh mk/install.sh $${failed}copied

@@ -80,8 +80,11 @@ for_here() { # FILE
 # Prints the kernels that have the module.
 having() {
 	for module in "$root"/lib/modules/*/"$dir"; do
-		# A link is a second name of a kernel: the kernel's scripts/depmod.sh leaves one if it is interrupted.
-		[ ! -e "$module" ] || [ -L "${module%"/$dir"}" ] || basename "${module%"/$dir"}"
+		# This is a second name of a kernel: the kernel's scripts/depmod.sh leaves such a link if it is interrupted.
+		case $module in
+		*/lib/modules/99.98.*) continue ;;
+		esac
+		[ ! -e "$module" ] || basename "${module%"/$dir"}"
 	done
 }
 # Prints the kernel that `uninstall` is for: KDIR may have gone since, or hold another one.

@@ -147,11 +147,19 @@ fn uninstall_where_depmod_fails() {
     }
 }
 
-/// Checks that a dry run copies, builds and removes nothing, and fails at nothing.
+/// Checks that a dry run copies, builds and removes nothing, and fails at nothing, also where nothing is built yet or
+/// what is built is not up to date.
 #[test]
 fn a_dry_run_of_an_installation_changes_nothing() {
     let kernel = kernel();
+    let outcome = install(&kernel, A_RUSTC, &["--dry-run"]);
+    assert!(outcome.ok && log_is_empty(&kernel), "{}", outcome.text);
     build(&kernel);
+    let built = kernel.path().join("out/built");
+    fs::remove_file(&built).expect("what make has built");
+    let outcome = install(&kernel, NO_RUSTC, &["--dry-run"]);
+    assert!(outcome.ok && log(&kernel).len() == 1, "{}", outcome.text);
+    fs::write(&built, "").expect("file");
     for is_there in [false, true] {
         let outcome = install(&kernel, NO_RUSTC, &["--dry-run"]);
         assert!(outcome.ok && !outcome.text.contains("stays"), "{}", outcome.text);
