@@ -100,7 +100,7 @@ others() {
 		if [ ! -e "$file" ] || [ "$pid" = "$$" ]; then
 			continue
 		elif [ -e "/proc/$pid" ]; then
-			sed -n "s/^$profile \(.*\)/\1 (process $pid)/p" "$file"
+			sed -n "s/^$profile \(.*\)/\1 (process $pid)/p" "$file" 2>/dev/null || true
 		else
 			rm -f "$file"
 		fi

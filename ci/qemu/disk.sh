@@ -51,7 +51,8 @@ fi
 # Libraries that no wheel brings, of this machine as the image's are, and what those need.
 here=/usr/lib/$(cc -print-multiarch)
 missing() {
-	find "$root" -type f \( -name '*.so*' -o -perm -100 \) -exec readelf -d {} + 2>/dev/null |
+	# readelf fails where one of them is a script.
+	{ find "$root" -type f \( -name '*.so*' -o -perm -100 \) -exec readelf -d {} + 2>/dev/null || true; } |
 		sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort -u | while read -r name; do
 		case $name in
 		ld-linux* | libc.so* | libcuda.so* | libcudart.so* | libnvidia-ml* | libibverbs.so* | libuc[mpst].so*) continue ;;

@@ -176,7 +176,8 @@ pub enum Also {
     Nothing,
     /// Nothing: the image has only what the demo runs.
     Demo,
-    /// Nothing: the image has the guest and libcuda, for suites that start no other program.
+    /// Nothing: of what is built the image has rdma-core, the guest and libcuda, for suites that start no other
+    /// program.
     Few,
     Consumers,
     /// Programs of other projects, on a disk of their own.

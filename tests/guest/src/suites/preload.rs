@@ -211,10 +211,9 @@ fn wrong_input(_: &Env) -> Result<()> {
     gpu::wait_clean(Duration::from_secs(10))
 }
 
-/// Each way by which a program here finds libibverbs' functions is in the table of the library's manual page, and
-/// works with the library if the page says that it is reached. Debian's libibverbs is linked so that part of the
-/// programs that look for `ibv_reg_mr` by a handle are reached, too. Without the library only a dma-buf can be
-/// registered.
+/// Checks that each way by which a program here finds libibverbs' functions is in the table of the library's manual
+/// page, and works with the library if the page says that it is reached. As Debian links libibverbs, a program that
+/// finds `ibv_reg_mr` by a handle is reached, too. Without the library only a dma-buf can be registered.
 fn reaches_whom_the_manual_page_names(_: &Env) -> Result<()> {
     let page =
         include_str!("../../../../user/gpumr-preload/libgpumr-preload.so.7").replace("\\fB", "").replace("\\fR", "");
