@@ -34,8 +34,9 @@ const SWEEP_MS: u64 = 1000;
 /// Registrations that are kept. `way` is "auto", "peer-memory" or "dma-buf". `entries`, `bytes` and
 /// `bar1_bytes` limit what is kept that nobody uses. Freed memory stays registered for `sweep_ms` at
 /// most; 0 stands for until `sweep()`. While a GPU has fewer than `free_bytes` free (1 GiB, and of small
-/// GPUs a sixteenth; 0: never), nothing of it stays registered that nobody uses. With `idle_bytes` at most so
-/// much stays registered that nobody uses; leases do not count, unlike for `bytes`. With `superset` a region
+/// GPUs a sixteenth; 0: never), nothing of it stays registered that nobody uses. `idle_bytes` limits
+/// how much stays registered that nobody uses; what a lease holds does not count, unlike for `bytes`. With
+/// it each hit takes a lock. None or 0: no such limit. With `superset` a region
 /// that has more rights than a call needs serves it. `pcie` asks for dma-bufs that the NIC reaches over PCIe
 /// (CUDA 12.8).
 #[pyclass(frozen, module = "gpumr")]

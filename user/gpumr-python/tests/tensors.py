@@ -211,7 +211,7 @@ class Tensors(unittest.TestCase):
         gc.collect()
         self.assertFalse(any(one() for one in kept))
 
-    def test_so_much_stays_registered_that_nobody_uses(self):
+    def test_idle_bytes_bounds_what_nobody_uses(self):
         cache = gpumr.Cache(way="dma-buf", sweep_ms=0, free_bytes=0, idle_bytes=4096)
         with cache.register(Interface(self.at, (1024,)), PD):
             cache.register(Interface(self.at + 4096, (1024,)), PD).release()
