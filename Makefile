@@ -72,14 +72,18 @@ kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-
 # The gates that each built module must pass, by their scripts in mk/.
 gates = no-panic callback-tail relocations landing-pads shadow-stack
 
-# `make -n` says what it would do: nothing of that is run.
-dry_run = $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
+# make runs a line that begins with + also for `make -n`, which is to say what it would do and run nothing
+# of that. So the lines that give their jobs to a make or cargo of their own begin with this.
+plus = $(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),,+)
+# This has a name of its own, because make runs a line with its own name in it for `make -n`, too.
+make_again = $(MAKE) --no-print-directory
+
 # Says whether the module can be built, and against what.
 preflight:
 	@$(PREFLIGHT_ENV) sh mk/preflight.sh
 
 module: preflight
-	$(if $(dry_run),,+)@$(kbuild) --no-print-directory modules
+	$(plus)@$(kbuild) --no-print-directory modules
 	@. '$(OUT)/preflight.env' && if [ -n "$$PREFLIGHT_TREE" ]; then \
 		cp "$$PREFLIGHT_TREE/nvidia-peermem.ko" "$$PREFLIGHT_TREE/Module.symvers" '$(OUT)/'; fi
 	@. '$(OUT)/preflight.env' && export CROSS_COMPILE="$$PREFLIGHT_CROSS_COMPILE" KDIR='$(KDIR)' && \
@@ -94,18 +98,18 @@ sample: override OUT := $(OUT)/sample
 sample: TREE = $(CURDIR)/samples/edu-dma
 sample:
 	@$(PREFLIGHT_ENV) KERNEL_CRATE=own SAMPLE=1 sh mk/preflight.sh
-	+@$(kbuild) --no-print-directory modules
+	$(plus)@$(kbuild) --no-print-directory modules
 	@. '$(OUT)/preflight.env' && export CROSS_COMPILE="$$PREFLIGHT_CROSS_COMPILE" KDIR='$(KDIR)' && \
 		for gate in $(gates); do sh mk/$$gate.sh '$(OUT)/edu-dma.ko' || exit; done
 	@echo "sample: $(OUT)/edu-dma.ko; as root, insmod it beside nvidia.ko"
 
 # peermemctl, its man pages and completions, by a user who has cargo: `make install` runs as root.
 tools:
-	+@CARGO_TARGET_DIR='$(CURDIR)/build/target' sh mk/tools.sh '$(CARGO)' '$(TOOLS)'
+	$(plus)@CARGO_TARGET_DIR='$(CURDIR)/build/target' sh mk/tools.sh '$(CARGO)' '$(TOOLS)'
 
 # The libraries for programs (docs/dma-buf.md).
 user:
-	+@CARGO_TARGET_DIR='$(CURDIR)/build/target' sh mk/user.sh build '$(CARGO)' '$(CURDIR)/build/user'
+	$(plus)@CARGO_TARGET_DIR='$(CURDIR)/build/target' sh mk/user.sh build '$(CARGO)' '$(CURDIR)/build/user'
 
 # Root, who may have no cargo, installs what `make user` built.
 user-install:
@@ -115,7 +119,7 @@ user-install:
 # module. VERIFY='--storm 60': options of peermemctl verify. Root, who may have no cargo, takes what
 # `make tools` built.
 verify:
-	@[ -x '$(TOOLS)/peermemctl' ] || $(MAKE) --no-print-directory tools
+	$(plus)@[ -x '$(TOOLS)/peermemctl' ] || $(make_again) tools
 	@'$(TOOLS)/peermemctl' verify --module $(VERIFY)
 
 # Fetches what kernel-lite needs of others into the cache.
@@ -125,13 +129,11 @@ deps:
 # Gives what root builds here to the user, whose next make would fail on files of root.
 give_back = $(if $(filter $(CURDIR)/%,$(OUT)),[ "$$(id -u)" != 0 ] || for dir in '$(CURDIR)/build' '$(OUT)'; do \
 	[ ! -e "$$dir" ] || chown -Rh --from=0 --reference='$(CURDIR)' "$$dir"; done,true)
-# A name of its own, because make runs a line with $$(MAKE) also for `make -n`.
-build_module = $(MAKE) --no-print-directory module
 
 install:
 	@$(INSTALL_ENV) sh mk/install.sh writable
-	$(if $(dry_run),,+)@$(PREFLIGHT_ENV) sh mk/built.sh || { $(build_module) $(PREFLIGHT_ENV); code=$$?; $(give_back); exit $$code; }
-	$(if $(dry_run),,+)@said=$$($(kbuild) --no-print-directory DEPMOD=true INSTALL_MOD_DIR=updates/nvidia-peermem-rust.new $(no_signing) \
+	$(plus)@$(PREFLIGHT_ENV) sh mk/built.sh || { $(make_again) module $(PREFLIGHT_ENV); code=$$?; $(give_back); exit $$code; }
+	$(plus)@said=$$($(kbuild) --no-print-directory DEPMOD=true INSTALL_MOD_DIR=updates/nvidia-peermem-rust.new $(no_signing) \
 		$(if $(INSTALL_MOD_PATH),INSTALL_MOD_PATH='$(INSTALL_MOD_PATH)') modules_install 2>&1) && failed= || failed=failed-; \
 		$(give_back); printf '%s\n' "$$said" | $(INSTALL_ENV) sh mk/install.sh $${failed}copied
 	@$(INSTALL_ENV) sh mk/install.sh install
@@ -154,8 +156,8 @@ clippy = . '$(OUT)-lint/preflight.env' && $(MAKE) -C '$(KDIR)' M='$(1)' MO='$(2)
 lint:
 	$(RUSTFMT) --check src/peer_client.rs samples/edu-dma/edu_dma.rs
 	@$(PREFLIGHT_ENV) OUT='$(OUT)-lint' KERNEL_CRATE=own sh mk/preflight.sh
-	+@$(call clippy,$(CURDIR),$(OUT)-lint,src/peer_client.o)
-	+@$(call clippy,$(CURDIR)/samples/edu-dma,$(OUT)-lint/sample,edu_dma.o)
+	$(plus)@$(call clippy,$(CURDIR),$(OUT)-lint,src/peer_client.o)
+	$(plus)@$(call clippy,$(CURDIR)/samples/edu-dma,$(OUT)-lint/sample,edu_dma.o)
 	perl '$(KDIR)/source/scripts/checkpatch.pl' --no-tree --terse --no-summary -f src/ffi/*.[ch] \
 		bindings/*.h bindings/*.c kernel-lite/helpers.[ch] samples/edu-dma/*.c
 
@@ -163,7 +165,7 @@ lint:
 doc: override OUT := $(OUT)-doc
 doc:
 	@$(PREFLIGHT_ENV) KERNEL_CRATE=own sh mk/preflight.sh
-	+@$(kbuild) --no-print-directory NVPM_DOC=y modules
+	$(plus)@$(kbuild) --no-print-directory NVPM_DOC=y modules
 	@echo "doc: $(OUT)/doc/peer_client/index.html"
 
 # Checks format and lints and runs host tests, without a kernel tree, in two minutes at most once

@@ -80,7 +80,7 @@ for_here() { # FILE
 # Prints the kernels that have the module.
 having() {
 	for module in "$root"/lib/modules/*/"$dir"; do
-		# This is a second name of a kernel: the kernel's scripts/depmod.sh leaves such a link if it is interrupted.
+		# 99.98.<kernel> is a second name of a kernel, which its scripts/depmod.sh leaves if it is interrupted.
 		case $module in
 		*/lib/modules/99.98.*) continue ;;
 		esac

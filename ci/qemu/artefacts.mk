@@ -373,7 +373,7 @@ second = $(word 2,$(subst -, ,$(1)))
 
 # The demo is the first thing that anybody waits for: its image has what it runs.
 demo = $(filter demo,$(call second,$(1)))
-# For suites that start no other program no more is built: peermemctl alone takes minutes for another
+# For suites that start no other program only these are built: peermemctl alone takes minutes for another
 # architecture.
 few = $(filter few,$(call second,$(1)))
 # Programs of others, on a disk or in the image, ask for more of CUDA.

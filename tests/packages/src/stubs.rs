@@ -69,7 +69,7 @@ pub fn build_ours(machine: &Machine, archive: &Path, version: &str, whole: bool,
         machine.put(vendor, "/srv/vendor")?;
         machine.must(
             r#"mkdir -p /root/.cargo
-            # The registry's own files need not be readable for others, among them the user of README.
+            # cargo may have made these files readable for their owner only, and README's user reads them, too.
             chmod -R a+rX /srv/vendor
             printf '[source.crates-io]\nreplace-with = "here"\n[source.here]\ndirectory = "/srv/vendor"\n' >/root/.cargo/config.toml"#,
         )?;

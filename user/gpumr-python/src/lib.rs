@@ -36,7 +36,7 @@ const SWEEP_MS: u64 = 1000;
 /// most; 0 stands for until `sweep()`. While a GPU has fewer than `free_bytes` free (1 GiB, and of small
 /// GPUs a sixteenth; 0: never), nothing of it stays registered that nobody uses. `idle_bytes` limits
 /// how much stays registered that nobody uses; what a lease holds does not count, unlike for `bytes`. With
-/// it each hit takes a lock. None or 0: no such limit. With `superset` a region
+/// `idle_bytes` each hit takes a lock. None and 0 set no such limit. With `superset` a region
 /// that has more rights than a call needs serves it. `pcie` asks for dma-bufs that the NIC reaches over PCIe
 /// (CUDA 12.8).
 #[pyclass(frozen, module = "gpumr")]

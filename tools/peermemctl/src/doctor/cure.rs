@@ -134,12 +134,15 @@ const IN_FOLDER: [&str; 5] = [
 /// The command that builds and installs the module without imports that a closed driver forbids.
 pub(super) const LITE: &str = "make deps && make KERNEL_CRATE=lite && make install";
 
-/// Returns the command that builds and installs the module of a package, if a machine has that package. Where modprobe
-/// takes the file of an earlier `make install`, only `make` replaces it.
+/// Returns the command that builds and installs the module of a package, if a machine has that package and uses it.
+/// Where modprobe takes the file of an earlier `make install`, only `make` replaces it. What a container has says
+/// nothing of its host, and what containers or an image brought is replaced by them.
 pub(super) fn package_command(machine: &Machine) -> Option<String> {
     let is_by_hand = |path: &str| path.contains("/updates/nvidia-peermem-rust/");
     let chosen = module_file::chosen(machine.root, machine.release.as_deref().unwrap_or_default(), NAME);
-    (machine.root.exists(UPKEEP) && !chosen.is_some_and(|path| is_by_hand(&path))).then(|| format!("{UPKEEP} refresh"))
+    let is_used = machine.setting.container.is_none() && !machine.setting.is_fixed();
+    let has_package = is_used && machine.root.exists(UPKEEP);
+    (has_package && !chosen.is_some_and(|path| is_by_hand(&path))).then(|| format!("{UPKEEP} refresh"))
 }
 
 /// Returns the cure by the package's own command, if a package brought the module. It chooses the crate `kernel` by
@@ -258,7 +261,7 @@ mod tests {
         }
     }
 
-    /// Checks that nobody is told to build in this project's folder where a package has the module, unless modprobe
+    /// Checks that no host is told to build in this project's folder where a package has the module, unless modprobe
     /// takes the file of an earlier `make install`.
     #[test]
     fn a_module_of_a_package_is_built_by_the_package() {
@@ -283,12 +286,13 @@ mod tests {
         // What a container brought is no affair of the host's package.
         let setting = Setting { driver_container: true, ..Setting::default() };
         let operator = Machine { setting, ..Machine::look(&root) };
-        assert_eq!(chosen(&operator, "module.kernels", &refresh), operator.install_it());
+        assert_eq!(chosen(&operator, "module.vermagic", IN_FOLDER[1]), operator.install_it());
+        assert_eq!(package_command(&operator), None);
         file("/lib/modules/7.2.0/modules.dep", "updates/nvidia-peermem-rust/nvidia-peermem.ko:\n");
         assert_eq!(chosen(&machine, "module.vermagic", IN_FOLDER[1]), IN_FOLDER[1]);
         std::fs::remove_file(there.path().join("lib/modules/7.2.0/modules.dep")).unwrap();
         machine.setting.container = Some("it".to_owned());
-        assert!(chosen(&machine, "module.vermagic", IN_FOLDER[1]).ends_with(&format!(": {refresh}")));
+        assert!(chosen(&machine, "module.vermagic", IN_FOLDER[1]).ends_with(&format!(": {}", IN_FOLDER[1])));
     }
 
     /// Checks commands that a node without a shell or systemd does not know.

@@ -107,7 +107,9 @@ fn file(machine: &Machine) -> Vec<Check> {
             ID,
             format!("{what}, although ours is installed as {}", ours.path),
             match cure::package_command(machine) {
-                Some(command) => format!("{command}, which names the line of depmod.d that prefers the other file"),
+                Some(command) => {
+                    format!("{command}, which has depmod prefer ours, or says what in depmod.d prefers the other file")
+                }
                 None => "make install, which has depmod prefer ours".to_owned(),
             },
         ),

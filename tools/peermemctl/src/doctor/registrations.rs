@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Section 6: what is registered now, and what was refused lately.
 
-use super::log;
+use super::{cure, log};
 use crate::check::Check;
-use crate::machine::{Machine, UPKEEP};
+use crate::machine::Machine;
 use crate::peermem::{self, Failure, Registration, UNKNOWN};
 use crate::root::Missing;
 use crate::text;
@@ -247,7 +247,7 @@ fn fix(machine: &Machine, reason: &str) -> String {
         "no_memory" => "free memory of the host",
         "too_many_entries" => "register smaller pieces",
         "core_order" => "update the RDMA core, and report its version to this project",
-        _ if machine.root.exists(UPKEEP) => "update the package nvidia-peermem-rust-dkms to fit the GPU driver",
+        _ if cure::package_command(machine).is_some() => "update the package nvidia-peermem-rust-dkms to fit the GPU driver",
         _ => return format!("update the module to fit the GPU driver: {}", machine.install_it()),
     };
     fixed.to_owned()
