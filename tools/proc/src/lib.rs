@@ -141,14 +141,24 @@ mod tests {
         assert_eq!(row.text("text"), Some("BAR1 is full; see x=y"));
         assert_eq!((row.known("found"), row.number("found"), row.text("x")), (None, None, None));
         assert_eq!(row.number("errno"), Some(12));
+        assert_eq!(row.keys().collect::<Vec<_>>(), ["comm", "errno", "found", "pid", "seq", "text"]);
+    }
+
+    #[test]
+    fn a_value_that_the_module_does_not_know_is_none() {
+        let text = "pid=1 found=- nic=\nno row\npid=2 found=hole nic=0000:00:04.0\n";
+        let [unknown, known] = &rows(text).collect::<Vec<_>>()[..] else { panic!("two rows") };
+        assert_eq!((unknown.known("found"), unknown.known("nic"), unknown.known("none")), (None, None, None));
+        assert_eq!((known.known("found"), known.known("nic")), (Some("hole"), Some("0000:00:04.0")));
     }
 
     #[test]
     fn stats_ignore_what_they_do_not_know() {
         let stats = Stats::parse(
-            "format 1\nnew.thing a b c\ntotal.live 3\nrefused.busy 0\nrefused.freed 2\npair.0000:00:08.0/0000:00:04.0 unasked\n",
+            "format 1\nclients nv_mem nv_mem_nc\nnew.thing a b c\ntotal.live 3\nrefused.busy 0\nrefused.freed 2\npair.0000:00:08.0/0000:00:04.0 unasked\n",
         );
         assert_eq!((stats.number("total.live"), stats.number("nothing")), (Some(3), None));
+        assert_eq!(stats.clients(), ["nv_mem", "nv_mem_nc"]);
         assert_eq!(stats.below("refused.").collect::<Vec<_>>(), [("busy", 0), ("freed", 2)]);
         assert_eq!(stats.nonzero("refused.").collect::<Vec<_>>(), [("freed", 2)]);
         assert_eq!(stats.pairs().collect::<Vec<_>>(), [("0000:00:08.0", "0000:00:04.0", "unasked")]);
