@@ -25,9 +25,9 @@ struct Program {
 }
 
 const PROGRAMS: [Program; 3] = [
-    Program { name: "top", dir: ".", takes: 150 },
-    Program { name: "user", dir: "user", takes: 60 },
-    Program { name: "peermemctl", dir: "tools/peermemctl", takes: 5 },
+    Program { name: "top", dir: ".", takes: 400 },
+    Program { name: "user", dir: "user", takes: 150 },
+    Program { name: "peermemctl", dir: "tools/peermemctl", takes: 300 },
 ];
 /// The script that names the tests that have nothing to look at on this machine.
 const NOT_RUN: &str = "mk/not-run.sh";
@@ -107,7 +107,7 @@ pub const PACKAGES: &str = "packages";
 /// Returns the job that runs tests/packages: all of it, with its page of results, if `whole`;
 /// otherwise what fits into a minute or two.
 pub fn packages(lab: &Lab, whole: bool) -> Job<'_> {
-    Job::new(PACKAGES, if whole { 3000 } else { 150 }, move || {
+    Job::new(PACKAGES, if whole { 3000 } else { 350 }, move || {
         if sh::output(sh::command("id").arg("-u"))?.trim() != "0" {
             return Ok(Found::skipped(PACKAGES, "it needs root: dpkg runs in chroots"));
         }
@@ -177,7 +177,7 @@ fn parse_libtest(name: &str, text: &str) -> Result<Vec<Test>> {
 /// Returns the job that runs the gates: it checks what a reviewer should not have to look for by
 /// eye.
 pub fn gates<'a, 'b: 'a>(lab: &'a Lab, built: &'a Later<'b, Built>) -> Job<'a> {
-    Job::new("gates", 28, || run_gates(lab, built.get()?))
+    Job::new("gates", 50, || run_gates(lab, built.get()?))
 }
 
 fn run_gates(lab: &Lab, built: &Built) -> Result<Found> {
