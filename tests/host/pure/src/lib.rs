@@ -25,6 +25,7 @@ mod sg;
 
 mod test_burst;
 mod test_layer;
+mod test_num;
 mod test_pieces;
 mod test_range;
 mod test_reason;
