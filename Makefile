@@ -72,10 +72,10 @@ kbuild = . '$(OUT)/preflight.env' && $(MAKE) -C '$(KDIR)' M="$${PREFLIGHT_TREE:-
 # The gates that each built module must pass, by their scripts in mk/.
 gates = no-panic callback-tail relocations landing-pads shadow-stack
 
-# make runs a line that begins with + also for `make -n`, which is to say what it would do and run nothing
-# of that. So the lines that give their jobs to a make or cargo of their own begin with this.
+# Lines that share make's jobs with a make or cargo of their own begin with this +. make would run them for
+# `make -n`, too, which is to print what make would do and run nothing: there this is empty.
 plus = $(if $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),,+)
-# This has a name of its own, because make runs a line with its own name in it for `make -n`, too.
+# Lines of recipes use this name, because make runs each line that has $(MAKE) in it for `make -n`, too.
 make_again = $(MAKE) --no-print-directory
 
 # Says whether the module can be built, and against what.

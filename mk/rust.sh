@@ -18,7 +18,7 @@ versioned() { # TOOL
 choose_cargo() { # TARGET [WHAT ELSE HELPS]
 	if command -v "$cargo" >/dev/null; then
 		minor=$(minor_of "$cargo")
-		# What tells no version may be somebody's wrapper.
+		# A program that tells no version may be somebody's wrapper.
 		[ "${minor:-85}" -lt 85 ] || return 0
 		cause="$cargo is 1.$minor"
 	else

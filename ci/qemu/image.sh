@@ -3,8 +3,9 @@
 # image.sh KERNEL_DIR NAME MODULES ALSO BUILT PROGRAMS: the machine's root file system, an
 # initramfs, in KERNEL_DIR/image-NAME.cpio: programs of this Debian with their libraries, modules,
 # and what was built: the folders PROGRAMS of BUILT. For another architecture Debian's are those of
-# LAB_SYSROOT. ALSO is demo (nothing that the demo does not run), few (of what is built only rdma-core, the guest and libcuda),
-# consumers (UCX, and rdma-core's own tests with the Python that runs them: ten times the rest),
+# LAB_SYSROOT. ALSO is demo (nothing that the demo does not run), few (of what is built only
+# rdma-core, the guest and libcuda), consumers (UCX, and rdma-core's own tests with the Python that
+# runs them: ten times the rest),
 # programs (those of others, on a disk of their own: a link beside the image), built (UCX and
 # libfabric, built with CUDA from Debian's sources), or a module that modprobe is not to find.
 set -euo pipefail

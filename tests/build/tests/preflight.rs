@@ -200,7 +200,7 @@ fn a_rustc_with_its_version_in_the_name() {
             format!("case $1 in --version) echo 'rustc {version} (x)' ;; *) echo {} ;; esac", sysroot.display());
         kernel.program(name, &script);
     }
-    // The first folder of PATH has none, as root's has there.
+    // The first folder of PATH has no such file, like the first one of root's PATH on Ubuntu.
     let path = format!("PATH={}:{}:/usr/bin:/bin", kernel.path().display(), kernel.path().join("bin").display());
     let outcome = kernel.preflight(&[&deps, &path]);
     assert!(

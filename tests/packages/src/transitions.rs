@@ -108,7 +108,7 @@ pub const ALL: &[Transition] = &[
 
 /// The page that shows what Prometheus, node_exporter and Slurm say.
 const MONITORING: &str = "monitoring.txt";
-/// What an admin types to have a module built.
+/// The command that an admin types to have modules built.
 const UPKEEP_REFRESH: &str = "/usr/lib/nvidia-peermem-rust/upkeep refresh";
 /// The transition that a new compiler has to pass.
 pub const INSTALLED: &str = "installed";
@@ -1674,7 +1674,7 @@ const ONE_TREE: &str = r#"k=$(basename $(dirname /lib/modules/*/kernel))
         printf 'CONFIG_MODULE_COMPRESS=y\nCONFIG_MODULE_COMPRESS_ALL=y\nCONFIG_MODULE_COMPRESS_%s=y\n' "$1" >>"$tree/include/config/auto.conf"
     }"#;
 
-/// What Ubuntu 24.04 has otherwise than Debian: kernel headers whose folder has links into a common one and
+/// Gives the machine what Ubuntu 24.04 has otherwise than Debian: kernel headers whose folder has links into a common one and
 /// files of its own, modules packed by zstd, a search line for depmod, and a rustc that is too old, beside
 /// newer ones with their versions in the name. (Its packages linux-headers, kmod and rustc-1.NN.)
 const AS_UBUNTU: &str = r#"common=/usr/src/linux-headers-common
@@ -1694,7 +1694,7 @@ const AS_UBUNTU: &str = r#"common=/usr/src/linux-headers-common
         chmod +x /usr/bin/$tool
     done"#;
 
-/// What RHEL 9 has otherwise than Debian: kernel headers in /usr/src/kernels, modules packed by xz, those of
+/// Gives the machine what RHEL 9 has otherwise than Debian: kernel headers in /usr/src/kernels, modules packed by xz, those of
 /// others in `extra`, where dkms puts them there, and depmod's search line for them. (Its packages
 /// kernel-devel and kmod, and EPEL's dkms.)
 const AS_RHEL: &str = r#"compress XZ

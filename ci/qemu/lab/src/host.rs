@@ -105,7 +105,7 @@ pub fn long_models<'a>(lab: &'a Lab, name: &str) -> Job<'a> {
 pub const PACKAGES: &str = "packages";
 
 /// Returns the job that runs tests/packages: all of it, with its page of results, if `whole`;
-/// otherwise what fits into a minute or two.
+/// otherwise the transitions that build no module of ours.
 pub fn packages(lab: &Lab, whole: bool) -> Job<'_> {
     Job::new(PACKAGES, if whole { 3000 } else { 350 }, move || {
         if sh::output(sh::command("id").arg("-u"))?.trim() != "0" {

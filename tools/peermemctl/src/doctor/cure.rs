@@ -118,7 +118,7 @@ fn needs_files_of_host(fix: &str) -> bool {
 
 /// Returns whether a cure builds the module, or changes what is installed of it.
 fn builds(fix: &str) -> bool {
-    ["make", "depmod", "dkms", "upkeep"].iter().any(|word| fix.contains(word))
+    ["make", "depmod", "dkms"].iter().any(|word| fix.contains(word))
 }
 
 /// The commands by which checks have the module built in this project's folder and installed from there. A command
@@ -135,8 +135,8 @@ const IN_FOLDER: [&str; 5] = [
 pub(super) const LITE: &str = "make deps && make KERNEL_CRATE=lite && make install";
 
 /// Returns the command that builds and installs the module of a package, if a machine has that package and uses it.
-/// Where modprobe takes the file of an earlier `make install`, only `make` replaces it. What a container has says
-/// nothing of its host, and what containers or an image brought is replaced by them.
+/// It does not where modprobe takes the file of an earlier `make install`, which only `make` replaces, or where
+/// containers or an image bring the module. In a container nothing is known of the host's packages.
 pub(super) fn package_command(machine: &Machine) -> Option<String> {
     let is_by_hand = |path: &str| path.contains("/updates/nvidia-peermem-rust/");
     let chosen = module_file::chosen(machine.root, machine.release.as_deref().unwrap_or_default(), NAME);
