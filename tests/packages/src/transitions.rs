@@ -761,7 +761,7 @@ fn a_place_that_is_full_or_read_only(test: &mut Test) -> Result<()> {
 /// answers each time. Triggers try again only if the cause was a disk, memory or a tool; otherwise
 /// they say nothing twice.
 fn a_build_that_failed_is_tried_again(test: &mut Test) -> Result<()> {
-    let (kernel, upkeep) = (test.kernel()?, "/usr/lib/nvidia-peermem-rust/upkeep refresh 2>&1");
+    let (kernel, upkeep) = (test.kernel()?, format!("{UPKEEP_REFRESH} 2>&1"));
     test.machine.must(QUICK_MAKE)?;
     test.machine.must("cp /usr/local/bin/make /srv/good-make")?;
     let fails = |words: &str| {
@@ -1373,7 +1373,7 @@ fn gone(test: &mut Test, action: &str, verb: &str) -> Result<()> {
     );
     // The admin's configuration says whether a unit is enabled, and stays until the purge.
     let units = if verb == "-r" { "! -path '*/systemd/*'" } else { "" };
-    let left = test.machine.must(&format!("find / -xdev \\( -name '*nvidia-peermem-rust*' -o -lname '*nvidia-peermem-rust*' \\) ! -path '{DEBS}/*' ! -path '/srv/*' ! -path '/var/lib/dpkg/*' {units}"))?;
+    let left = test.machine.must(&format!("find / -xdev \\( -name '*nvidia-peermem-rust*' -o -lname '*nvidia-peermem-rust*' \\) ! -path '{DEBS}/*' ! -path '/srv/*' ! -path '/home/*' ! -path '/var/lib/dpkg/*' {units}"))?;
     ensure!(left.is_empty(), "left behind:\n{left}");
     Ok(())
 }
@@ -1407,7 +1407,7 @@ fn rpm(test: &mut Test) -> Result<()> {
     ))?;
     one_line(&text, &["nvidia-peermem-rust: not built", "install linux-headers-"])?;
     units_document(test)?;
-    test.machine.must("/usr/lib/nvidia-peermem-rust/upkeep refresh")?;
+    test.machine.must(UPKEEP_REFRESH)?;
     test.expect_ours("rpm: installation", &version)?;
     test.transaction(&format!("rpm -U --nodeps {}", our_rpm(NEXT)))?;
     test.expect_ours("rpm: upgrade of ours", NEXT)?;
@@ -1720,13 +1720,10 @@ fn dress(test: &Test, tree: &str, script: &str) -> Result<()> {
 fn folders_of_ubuntu(test: &mut Test) -> Result<()> {
     dress(test, "/usr/src/linux-headers-generic", AS_UBUNTU)?;
     by_hand(test, "in folders like Ubuntu's", true)?;
-    let (kernel, version) = (test.kernel()?, test.version());
+    let version = test.version();
     test.transaction(&format!("dpkg -i {}", ours(&version)))?;
     test.expect_ours("installation in folders like Ubuntu's", &version)?;
-    test.transaction("dpkg -P nvidia-peermem-rust-dkms")?;
-    let got = test.machine.resolved(&kernel)?;
-    ensure!(matches!(got, Resolved::Nvidia(_)), "after a removal then: {got}");
-    Ok(())
+    gone(test, "purge of ours in folders like Ubuntu's", "-P")
 }
 
 fn folders_of_rhel(test: &mut Test) -> Result<()> {

@@ -17,9 +17,16 @@ use crate::way;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-/// The program of the package nvidia-peermem-rust-dkms (packaging/dkms/upkeep) that builds and installs the module on
-/// every kernel with headers.
-pub const UPKEEP: &str = "/usr/lib/nvidia-peermem-rust/upkeep";
+/// The folder of the package nvidia-peermem-rust-dkms: a folder for each kernel with a link to its module, and the
+/// program of [`upkeep()`].
+pub const PACKAGE: &str = "/usr/lib/nvidia-peermem-rust";
+
+/// Returns the program of the package that builds and installs the module on every kernel with headers
+/// (packaging/dkms/upkeep).
+pub fn upkeep() -> String {
+    format!("{PACKAGE}/upkeep")
+}
+
 /// Mellanox's module from before nvidia-peermem; it registers the same client name, which a core
 /// without memory_peers takes twice.
 pub const OLD_MODULE: &str = "nv_peer_mem";

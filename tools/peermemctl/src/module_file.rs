@@ -2,6 +2,7 @@
 //! Module files on disk: which one modprobe would load, and what is in it.
 
 use crate::kernel::modules_dir;
+use crate::machine::PACKAGE;
 use crate::modprobe;
 use crate::root::Root;
 use anyhow::{bail, Context, Result};
@@ -200,7 +201,7 @@ pub fn chosen(root: &Root, release: &str, name: &str) -> Option<String> {
 /// elsewhere (packaging/dkms/upkeep).
 pub fn all(root: &Root, release: &str, name: &str) -> Vec<String> {
     let mut found = Vec::new();
-    let mut open = vec![modules_dir(release), format!("/usr/lib/nvidia-peermem-rust/{release}")];
+    let mut open = vec![modules_dir(release), format!("{PACKAGE}/{release}")];
     while let Some(dir) = open.pop() {
         for entry in std::fs::read_dir(root.at(&dir)).into_iter().flatten().flatten() {
             let path = format!("{dir}/{}", entry.file_name().to_string_lossy());

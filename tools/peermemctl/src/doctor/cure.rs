@@ -4,7 +4,7 @@
 //! containers.
 
 use crate::check::Section;
-use crate::machine::{Machine, NAME, UPKEEP};
+use crate::machine::{upkeep, Machine, NAME};
 use crate::module_file;
 
 /// The part of a machine that a cure changes.
@@ -141,8 +141,8 @@ pub(super) fn package_command(machine: &Machine) -> Option<String> {
     let is_by_hand = |path: &str| path.contains("/updates/nvidia-peermem-rust/");
     let chosen = module_file::chosen(machine.root, machine.release.as_deref().unwrap_or_default(), NAME);
     let is_used = machine.setting.container.is_none() && !machine.setting.is_fixed();
-    let has_package = is_used && machine.root.exists(UPKEEP);
-    (has_package && !chosen.is_some_and(|path| is_by_hand(&path))).then(|| format!("{UPKEEP} refresh"))
+    let has_package = is_used && machine.root.exists(&upkeep());
+    (has_package && !chosen.is_some_and(|path| is_by_hand(&path))).then(|| format!("{} refresh", upkeep()))
 }
 
 /// Returns the cure by the package's own command, if a package brought the module. It chooses the crate `kernel` by
@@ -271,11 +271,11 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(&path, text).unwrap();
         };
-        file(UPKEEP, "");
+        file(&upkeep(), "");
         let root = Root::new(there.path());
         let release = Some("7.2.0".to_owned());
         let mut machine = Machine { setting: Setting::default(), release, ..Machine::look(&root) };
-        let refresh = format!("{UPKEEP} refresh");
+        let refresh = format!("{} refresh", upkeep());
         for command in IN_FOLDER {
             let fix = chosen(&machine, "module.vermagic", &format!("{command} (with headers)"));
             let depmod = if command.contains("&& depmod") { " && depmod" } else { "" };

@@ -12,7 +12,7 @@ use crate::doctor::log::{LIBCUDA, LIBRARIES};
 use crate::giver::device_nodes;
 use crate::kernel;
 use crate::log_words;
-use crate::machine::{NAME, PEERS, REGISTER, UPKEEP};
+use crate::machine::{upkeep, NAME, PEERS, REGISTER};
 use crate::modprobe::{MODPROBE, MODULES_LOAD};
 use crate::module_file::{self, ModuleFile, PROVIDERS};
 use crate::nvidia::{CAPS, LINES, LOST, PROTECTED, SMI};
@@ -429,7 +429,7 @@ impl Recorder<'_> {
                 }
             }
         }
-        self.existence(UPKEEP);
+        self.existence(&upkeep());
         self.lines("/etc/modules", log_words::is_on_topic);
         let is_memlock = |line: &str| line.starts_with("DefaultLimitMEMLOCK");
         self.lines("/etc/systemd/system.conf", is_memlock);
