@@ -212,10 +212,13 @@ impl Fuzzer {
         of[self.rng.usize(..of.len())]
     }
 
-    /// Returns the addresses that this process has. Memory from `cuMemAlloc()` is backed up to the
-    /// next multiple of 2 MiB, and can be pinned up to there (docs/facts.md#get).
+    /// Returns the addresses that this process has. Memory from `cuMemAlloc()` is backed by whole blocks of
+    /// 2 MiB, which small allocations share, and can be pinned wherever its blocks are (docs/facts.md#get).
     fn owned(&self) -> Vec<Range<u64>> {
-        let backed = |buffer: &DeviceMemory| span(buffer.va(), buffer.size().next_multiple_of(SEGMENT));
+        let backed = |buffer: &DeviceMemory| {
+            let before = buffer.va() as usize % SEGMENT;
+            span(buffer.va() - before as u64, (before + buffer.size()).next_multiple_of(SEGMENT))
+        };
         let mut all: Vec<_> = self.buffers.iter().chain([&self.guard]).filter_map(backed).collect();
         let segment = |i: usize| span(self.segments.va() + (i * SEGMENT) as u64, SEGMENT);
         all.extend((0..SEGMENTS).filter(|i| self.mapped[*i]).filter_map(segment));
