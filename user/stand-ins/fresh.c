@@ -35,7 +35,7 @@ static void on_gone(void *argument, const struct gpumr_gone *gone)
 	struct receiver *receiver = (struct receiver *)argument;
 
 	for (int nic = 0; nic < NICS; nic++)
-		if (receiver->lease[nic] && gpumr_mr(receiver->lease[nic])->lkey == gone->lkey)
+		if (receiver->lease[nic] && gpumr_mr(receiver->lease[nic]) == gone->mr)
 			receiver->gone++;
 }
 

@@ -6,8 +6,8 @@
  * ibv_reg_mr_iova() that call ibv_reg_mr_iova2(), which a library before this one may catch, as in
  * Debian's libibverbs1 44; ibv_reg_mr_ex() as in rdma-core 59; ibv_reg_dmabuf_mr() that leaves addr empty;
  * devices with functions of this library, as in ibv_open_device(); ibv_dealloc_pd() that fails
- * with EBUSY while regions live; ibv_dereg_mr() that answers EIO once its NIC was removed
- * (STAND_IN_REMOVED); a signal to a thread that is in ibv_reg_dmabuf_mr() for long (STAND_IN_SIGNAL);
+ * with EBUSY while regions live; registration and ibv_dereg_mr() that answer EIO once the NIC was removed
+ * (STAND_IN_REMOVED); keys that several NICs have alike (STAND_IN_KEY); a signal to a thread that is in ibv_reg_dmabuf_mr() for long (STAND_IN_SIGNAL);
  * a region of another copy of the
  * library that is deregistered here, which ends the program. Each region keeps the flags that it was
  * registered with (stand_in_access()). Left out: queues, data. */
@@ -60,6 +60,10 @@ static int refused(const struct ibv_pd *pd)
 	const char *number = getenv("STAND_IN_ERRNO");
 	const char *handle = getenv("STAND_IN_HANDLE");
 
+	if (getenv("STAND_IN_REMOVED")) {
+		errno = EIO;
+		return 1;
+	}
 	if (!number || (handle && pd->handle != (uint32_t)atoi(handle)))
 		return 0;
 	errno = atoi(number);
@@ -103,6 +107,8 @@ static struct ibv_mr *make(struct ibv_pd *pd, void *addr, size_t length, int fd,
 	mr->addr = addr;
 	mr->length = length;
 	mr->lkey = mr->rkey = ++keys;
+	if (getenv("STAND_IN_KEY"))
+		mr->lkey = mr->rkey = atoi(getenv("STAND_IN_KEY"));
 	live++;
 	return mr;
 }

@@ -44,6 +44,15 @@ static struct ibv_mr *own_reg(void *argument, struct ibv_pd *of, void *addr, siz
 	return ibv_reg_mr_iova2(of, addr, length, iova, access);
 }
 
+/* It forgets to say why. */
+static struct ibv_mr *silent_reg(void *argument, struct ibv_pd *of, void *addr, size_t length, uint64_t iova,
+				 unsigned int access)
+{
+	(void)argument, (void)of, (void)addr, (void)length, (void)iova, (void)access;
+	errno = 0;
+	return NULL;
+}
+
 static int own_dereg(void *argument, struct ibv_mr *mr)
 {
 	deregs += argument == &regs;
@@ -153,6 +162,14 @@ int main(void)
 		ask("the other hole", cache, pd, first, 8192);
 		gpumr_close(cache);
 	}
+	verbs.reg_mr = silent_reg;
+	options.way = "peer-memory";
+	if (gpumr_open(&cache, &options))
+		return 1;
+	ask("no errno", cache, pd, first, 8192);
+	several[0] = (struct gpumr_lease *)&options;
+	printf("no errno, two NICs: %d\n", gpumr_register_all(cache, pds, 2, (void *)first, 8192, 1, several) == EIO && !several[0]);
+	gpumr_close(cache);
 	verbs.reg_dmabuf_mr = own_dma_buf;
 	verbs.reg_mr = NULL;
 	options.way = "dma-buf";
@@ -173,6 +190,9 @@ int main(void)
 	printf("own functions %u and %u times\n", regs, deregs);
 	if (gpumr_register_all(cache, pds, 0, (void *)first, 8192, 1, several))
 		printf("no domains: %s\n", gpumr_error());
+	several[0] = several[1] = lease;
+	if (gpumr_register_all(cache, NULL, 2, (void *)first, 8192, 1, several))
+		printf("no domains, out is NULL: %d\n", !several[0] && !several[1]);
 	if (gpumr_register_all(cache, pds, 2, (void *)first, 8192, 1, several))
 		return 1;
 	printf("two NICs: %d\n", gpumr_mr(several[0]) != gpumr_mr(several[1]));
@@ -226,6 +246,7 @@ int main(void)
 	gpumr_release(lease);
 	gpumr_get_stats(cache, &stats);
 	printf("NIC removed: lost %lu, entries %lu\n", stats.lost, stats.entries);
+	ask("NIC removed", cache, pd, first, 8192);
 	unsetenv("STAND_IN_REMOVED");
 	lease = ask("outlives", cache, pd, first, 8192);
 	gpumr_close(cache);

@@ -7,7 +7,8 @@
  * be larger than what was asked for: use its keys with your own addresses, and do not read its addr
  * and length.
  *
- *	struct gpumr_options options = { .size = sizeof(options), .sweep_ms = 1000 };
+ *	struct gpumr_options options = { .size = sizeof(options), .sweep_ms = 1000,
+ *					 .free_bytes = GPUMR_FREE_BYTES_AUTO };
  *	struct gpumr_lease *lease;
  *	struct gpumr *cache;
  *
@@ -23,22 +24,29 @@
  * Functions that return int return 0 or an errno, but for gpumr_valid(). Where one fails, what it has
  * to fill in by `out` is NULL. Each line below is a cause; where an errno has several, gpumr_error()
  * says which it is. (What the NIC or the GPU driver answers by one number for two causes, it cannot tell
- * apart: 524, and EINVAL by dma-buf; nor ENOMEM where /proc does not say what is pinned. It then names
- * both.)
+ * apart: 524, EIO by peer memory, and EINVAL by dma-buf; nor ENOMEM where /proc does not say what is pinned.
+ * It then names both.) Where both ways were tried, the errno is that of dma-buf, unless only a library
+ * or the GPU driver's export failed there; gpumr_error() has both.
  *
  *   EINVAL      an argument makes no sense: NULL, no bytes, a range that wraps, an unknown way
- *   EINVAL      a struct has an unknown size, or a table has holes
+ *   EINVAL      a struct has an unknown size
+ *   EINVAL      a table has no dereg_mr, or neither reg_mr nor reg_dmabuf_mr (gpumr_open()), or not the one of
+ *               the way that you ask for (gpumr_register())
  *   EINVAL      IBV_ACCESS_ZERO_BASED is asked for
  *   EINVAL      remote writes or remote atomics are asked for without IBV_ACCESS_LOCAL_WRITE
  *   EINVAL      the NIC does not take these access flags
  *   EINVAL      the NIC takes no dma-buf, as some virtual functions do not
  *   ENODEV      the program has not started CUDA (cuInit(), or its first call of the runtime)
  *   EIO         CUDA cannot say what the memory is: an earlier error broke its context
+ *   EIO         the NIC was removed or reset: forget its domain, and open the device anew
+ *   EIO         by peer memory: the GPU driver could not pin or map the memory: the kernel log says why
+ *   EIO         a function of your table returned NULL and set no errno
  *   EFAULT      it is no memory of a GPU: freed, of another process, of the host, or managed
  *   EFAULT      it cannot be pinned for peer memory, as memory of a pool
  *   EFAULT      nvidia-peermem is not loaded
  *   EFAULT      nvidia-peermem is loaded, and BAR1 has not one free page
  *   EAGAIN      the memory was freed or replaced while it was registered, three times
+ *   EAGAIN      gpumr_open(): no thread can be started for the sweep
  *   EPERM       this process is a child of the one that opened the cache: use exec()
  *   EPERM       by peer memory: this process may lock no memory (ulimit -l is 0)
  *   ENOMEM      by peer memory: the limit of locked memory (ulimit -l) is reached
@@ -51,33 +59,55 @@
  *   524         an IOMMU keeps GPU and NIC apart
  *   other       what the NIC's driver answered
  *
- * All functions may be called from every thread. Those that return nothing do nothing with NULL. In a
- * child after fork() they fail or do nothing. The library never calls cuInit(). For memory that belongs
- * to no context (virtual memory, pools) it retains the GPU's primary context, and makes it where none is
- * active; it keeps one that it made until the cache is closed. To make one takes hundreds of milliseconds,
- * once for each GPU: retain the primary context yourself, as CUDA's runtime does, to choose when.
+ * Threads. All functions may be called from every thread, at once too, but for gpumr_close(): no other
+ * call of that cache may go on or follow, and on_gone may not make it, since it waits for the sweep's
+ * thread. None may be called from a signal handler. Functions that return nothing do nothing with
+ * NULL.
+ *
+ * Child processes. After fork() the caches and leases of the parent answer EPERM or do nothing, and
+ * gpumr_mr() returns a region that is not the child's: leave them alone. A child may open a cache of
+ * its own; CUDA works there only if the parent had not started it.
+ *
+ * The end. At exit() the library waits for its thread, half a second at most, so that it asks CUDA
+ * nothing any more. A cache need not be closed then. dlclose() does not unload the library while its
+ * thread runs. Close a domain's device (ibv_close_device()) only after gpumr_forget() and the last
+ * release.
+ *
+ * CUDA. The library never calls cuInit(). For memory that belongs to no context (virtual memory,
+ * pools) it retains the GPU's primary context, and makes it where none is active; it keeps one that it
+ * made until the cache is closed. To make one takes hundreds of milliseconds, once for each GPU:
+ * retain the primary context yourself, as CUDA's runtime does, to choose when.
  *
  * Frees. CUDA tells nobody of a free, so each hit asks it (docs/dma-buf.md says what that costs), and
  * a thread sweeps (sweep_ms). A program that reports all its frees by gpumr_free() may say so by
- * gpumr_hooks(): hits then ask CUDA nothing. Memory of cudaMallocAsync()'s pools is like any other
- * here, but cannot be pinned for peer memory, and CUDA exports the first allocation of a pool only.
+ * gpumr_hooks(): hits then ask CUDA nothing. Report what ends memory of this process: cudaFree(),
+ * cuMemUnmap(), cudaIpcCloseMemHandle(), and cudaDeviceReset() by gpumr_free_all().
+ *
+ * Pools. Memory of cudaMallocAsync() cannot be pinned for peer memory, and CUDA exports the first
+ * allocation of a pool only: use cudaMalloc() for what a NIC shall reach. What cudaFreeAsync() gives
+ * back and the pool gives out again is other memory to the cache, as after cudaFree(): report that
+ * free, too.
  *
  * Memory pressure. Memory that is freed while it is registered by dma-buf, or pinned for good, stays
  * allocated until its registration ends. Call gpumr_shrink() where an allocation has failed, before
  * you free memory to try again (PyTorch: in a FreeMemoryCallback). Where no such place exists, set
  * free_bytes to what your largest allocations take (GPUMR_FREE_BYTES_AUTO suits PyTorch): what is
  * registered of a GPU that has less free then ends with its last lease. Free memory is looked at when
- * something is registered and by the sweeping thread (sweep_ms), each 20 ms at most, and of GPUs whose
- * primary context is in use, as programs with CUDA's runtime have it: that context is retained for the
- * question. Before cudaDeviceReset() call gpumr_free_all(), which waits until nobody asks.
- * limits.bytes bounds what is kept at all.
+ * something is registered anew, not at a hit, and by the sweeping thread, which with free_bytes wakes
+ * every 20 ms whatever sweep_ms is (0: there is no thread). It is asked of GPUs whose primary context
+ * is in use, as programs with CUDA's runtime have it: that context is retained for the question.
+ * Before cudaDeviceReset() call gpumr_free_all(), which waits until nobody asks. limits.bytes bounds
+ * what is kept at all. A cache without all of these, as that of NULL options, may keep freed memory
+ * allocated for as long as it lives.
  *
  * Checkpoint and restore (cuda-checkpoint, CRIU) give the process new memory under old addresses and
- * numbers. The cache notices by itself, by the file /dev/nvidiactl that CUDA has open: the next
- * gpumr_register() registers anew. (Before CUDA 12.8, that another library closes that file, as
- * nvmlShutdown() does, looks the same.) A lease that is held over a checkpoint reaches the old memory:
- * release it before, or ask gpumr_valid() after. Where that file cannot be watched, each registration
- * is new. Where CUDA has no such file (WSL), call gpumr_free_all() before a checkpoint. */
+ * numbers. A region that is registered keeps the old memory allocated: where a checkpoint is to empty
+ * the GPU, release all leases and call gpumr_free_all() before it. The cache notices a restore by
+ * itself, by the file /dev/nvidiactl that CUDA has open: the next gpumr_register() registers anew.
+ * (Before CUDA 12.8, that another library closes that file, as nvmlShutdown() does, looks the same.) A
+ * lease that is held over a checkpoint reaches the old memory: release it before, or ask gpumr_valid()
+ * after. Where that file cannot be watched, each registration is new. Where CUDA has no such file
+ * (WSL), call gpumr_free_all() before a checkpoint. */
 #ifndef GPUMR_H
 #define GPUMR_H
 
@@ -115,8 +145,9 @@ struct gpumr_limits {
 };
 
 /* Functions that call a libibverbs of your own, or more than it, as mlx5dv_reg_dmabuf_mr() for Data
- * Direct (in the source, user/examples/data_direct.c). They return what libibverbs' do, and set errno. reg_mr or
- * reg_dmabuf_mr may be NULL: that way then does not work. Each thread may call them, at once too, also
+ * Direct (in the source, user/examples/data_direct.c). They return what libibverbs' do, and set errno. dereg_mr
+ * must be there, and reg_mr or reg_dmabuf_mr: the way of the other one then does not work. The library writes
+ * the address into the region's addr, which libibverbs leaves empty for a dma-buf. Each thread may call them, at once too, also
  * from gpumr_release() and while the last lease ends after gpumr_close(): until then argument must be
  * good, while the table itself is copied. No lock of the library is held meanwhile. Without a table,
  * each device is served by the libibverbs that opened it. */
@@ -138,6 +169,8 @@ struct gpumr_gone {
 	size_t size;
 	uint64_t addr, length;
 	uint32_t lkey, rkey;
+	/* As gpumr_mr() returns it: NICs may have the same keys. */
+	const struct ibv_mr *mr;
 };
 
 /* A region that has more rights than a request needs serves it. Whoever gives its rkey away gives
@@ -163,9 +196,10 @@ struct gpumr_options {
 	/* NULL: libibverbs. It is copied. */
 	const struct gpumr_verbs *verbs;
 	/* Called once for each region that a lease holds when its memory is found or reported to have
-	 * gone, by the thread that noticed, which may be the sweep's. It must not wait for a thread that
-	 * is in a call of the cache; it may release leases. It is not called any more once gpumr_close()
-	 * has returned. NULL: nobody. */
+	 * gone, by the thread that noticed: one in a call of the cache, or the sweep's. (Without sweep_ms
+	 * and calls nobody notices.) It must not wait for a thread that is in a call of the cache. It may
+	 * make any call but gpumr_close(). It is not called any more once gpumr_close() has returned.
+	 * NULL: nobody. */
 	void (*on_gone)(void *argument, const struct gpumr_gone *gone);
 	void *argument;
 	/* While a GPU has fewer bytes free than this, what is registered of it ends as soon as nobody
@@ -193,7 +227,8 @@ struct gpumr_stats {
 /* Of the library that runs: GPUMR_VERSION of the one that was built with. */
 uint32_t gpumr_version(void);
 
-/* options: NULL for a cache without limits and without a sweep. A process may have several caches. */
+/* options: NULL for a cache without limits and without a sweep. Strings and structs that they name are copied, but
+ * what the two arguments point to must live as long as it may be used. A process may have several caches. */
 int gpumr_open(struct gpumr **out, const struct gpumr_options *options);
 /* Leases stay good; each must still be released. */
 void gpumr_close(struct gpumr *cache);
@@ -205,7 +240,7 @@ int gpumr_register(struct gpumr *cache, struct ibv_pd *pd, void *addr, size_t le
  * fails, there is no lease at all, and what was registered by then stays cached. */
 int gpumr_register_all(struct gpumr *cache, struct ibv_pd *const *pds, size_t count, void *addr, size_t length,
 		       int access, struct gpumr_lease **out);
-/* Until the lease is released. Do not deregister it. */
+/* Until the lease is released. Do not deregister it, nor change it by ibv_rereg_mr(). */
 struct ibv_mr *gpumr_mr(const struct gpumr_lease *lease);
 /* 1 while the memory is what was registered. 0 if it was freed, replaced or restored from a
  * checkpoint, and where nobody can say: the cache is closed, or this is a forked child. */
@@ -213,16 +248,17 @@ int gpumr_valid(const struct gpumr_lease *lease);
 /* Once for each gpumr_register(): several leases of one region may be the same pointer. */
 void gpumr_release(struct gpumr_lease *lease);
 /* Instead of gpumr_release(), when the region no longer works (its completions are errors, as after a
- * revocation): nobody gets it again. */
+ * revocation, or when its NIC was removed): nobody gets it again. */
 void gpumr_revoked(struct gpumr_lease *lease);
 
-/* Ends what is registered in pd: before ibv_dealloc_pd(), and when the NIC is removed. Release the
- * leases of pd before: what they hold ends with them. */
+/* Ends what is registered in pd: before ibv_dealloc_pd(), and when the NIC is removed, which the library does
+ * not notice by itself. Release the leases of pd before: what they hold ends with them. gpumr_close() ends the
+ * regions of all domains, so before it this need not be called. */
 int gpumr_forget(struct gpumr *cache, struct ibv_pd *pd);
 /* Lets go of what was freed, with what other threads are just letting go of. */
 void gpumr_sweep(struct gpumr *cache);
-/* Lets go of all that nobody uses, with what other threads are just letting go of; returns the bytes
- * of it that were not freed. */
+/* Lets go of all that nobody uses, with what other threads are just letting go of. Returns how many bytes it
+ * deregistered of memory that the program still has: what had been freed is not counted, and the GPU has it again. */
 uint64_t gpumr_shrink(struct gpumr *cache);
 
 /* Memory is about to be freed or unmapped, or all of it with its context: nobody gets its

@@ -77,6 +77,7 @@ pub struct GpumrGone {
     length: u64,
     lkey: u32,
     rkey: u32,
+    mr: *const c_void,
 }
 
 type OnGone = unsafe extern "C" fn(*mut c_void, *const GpumrGone);
@@ -205,6 +206,7 @@ impl Argument {
             length: gone.range.length(),
             lkey: gone.lkey,
             rkey: gone.rkey,
+            mr: gone.mr as *const c_void,
         };
         // SAFETY: gpumr.h: it may be called until the cache is closed; a local.
         unsafe { call(self.0, &gone) };
@@ -318,17 +320,17 @@ pub unsafe extern "C" fn gpumr_register_all(
     access: c_int,
     out: *mut *mut GpumrLease,
 ) -> c_int {
-    if pds.is_null() || count == 0 {
-        return failed(&null("there are no protection domains: pass at least one"));
-    }
     if out.is_null() {
         return failed(&null("out, for the leases, is NULL"));
     }
+    // SAFETY: gpumr.h: so many places.
+    unsafe { out.write_bytes(0, count) };
+    if pds.is_null() || count == 0 {
+        return failed(&null("there are no protection domains: pass at least one"));
+    }
     // SAFETY: gpumr.h: an open cache or NULL, and so many domains and places.
-    let (cache, pds, out) = unsafe {
-        out.write_bytes(0, count);
-        (opened(cache), std::slice::from_raw_parts(pds, count), std::slice::from_raw_parts_mut(out, count))
-    };
+    let (cache, pds, out) =
+        unsafe { (opened(cache), std::slice::from_raw_parts(pds, count), std::slice::from_raw_parts_mut(out, count)) };
     let made = || {
         let pds = pds.iter().map(|pd| domain(*pd)).collect::<Result<Vec<_>, _>>()?;
         let leases = cache?.cache.register_all(&pds, addr as u64, length as u64, access)?;

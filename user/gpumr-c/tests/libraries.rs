@@ -441,39 +441,51 @@ fn each_errno_of_the_kernel_has_its_cause_in_words() {
         let header = include_str!("../include/gpumr.h");
         for (errno, name, by_peer_memory, by_dma_buf) in [
             (
+                libc::EIO,
+                "EIO         the NIC was removed or reset",
+                "could not pin or map this memory (see the kernel log), or the NIC was removed or reset (open the device \
+                 anew)",
+                "(os error 5): the NIC was removed or reset: open the device anew",
+            ),
+            (
                 libc::ENOMEM,
-                "ENOMEM",
+                "ENOMEM      BAR1 or the kernel's memory is full",
                 "(os error 12): BAR1 or the kernel's memory is full",
                 "(os error 12): BAR1 or the kernel's memory is full",
             ),
             (
                 libc::EOPNOTSUPP,
-                "EOPNOTSUPP",
+                "EOPNOTSUPP  the NIC's driver takes no dma-buf",
                 "(os error 95): the GPU driver does not pin this memory for this NIC: see the kernel log",
                 "(os error 95): the NIC's driver takes no dma-buf",
             ),
             (
                 libc::EPERM,
-                "EPERM",
+                "EPERM       by peer memory: this process may lock no memory",
                 "(os error 1): this process may lock no memory: raise ulimit -l",
                 "Operation not permitted (os error 1)",
             ),
             (
                 libc::EINVAL,
-                "EINVAL",
+                "EINVAL      the NIC does not take these access flags",
                 "(os error 22): the NIC does not know these access flags",
                 "(os error 22): the NIC does not take these access flags, or it takes no dma-buf, as some virtual \
                  functions do not: it does not say which",
             ),
-            (libc::EFAULT, "EFAULT", "(os error 14): is nvidia-peermem loaded?", "Bad address (os error 14)"),
+            (
+                libc::EFAULT,
+                "EFAULT      nvidia-peermem is not loaded",
+                "(os error 14): is nvidia-peermem loaded?",
+                "Bad address (os error 14)",
+            ),
             (
                 524,
-                "524",
+                "524         the GPU driver does not approve of the PCI topology",
                 "by peer memory: the GPU driver refuses this NIC",
                 "by dma-buf: the GPU driver refuses this NIC",
             ),
         ] {
-            assert!(header.contains(&format!("\n *   {name:<12}")), "gpumr.h says what {name} means");
+            assert!(header.contains(&format!("\n *   {name}")), "gpumr.h says what {name} means");
             for (way, words, after) in
                 [(Way::PeerMemory, by_peer_memory, "; dma-buf was not tried"), (Way::DmaBuf, by_dma_buf, "")]
             {

@@ -185,7 +185,9 @@ fn cached(verbs: &Functions) -> Option<&'static Cached> {
         let sweeper = Sweeper::start(&cache, SWEEP).map_err(Error::Thread)?;
         Ok(Cached { cache, leases: Mutex::default(), _sweeper: sweeper })
     };
-    CACHED.get_or_init(|| Box::new(open().map_err(|error| say(format!("no cache: {error}"))).ok())).as_ref()
+    CACHED
+        .get_or_init(|| Box::new(open().map_err(|error| say(format!("the cache cannot be opened: {error}"))).ok()))
+        .as_ref()
 }
 
 fn errno() -> c_int {

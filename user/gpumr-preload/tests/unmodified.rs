@@ -84,6 +84,19 @@ fn the_cache_registers_once_and_again_after_a_free() {
     assert_eq!(out, format!("{all}dealloc: 0\nplain 0, dma-buf 2, live 0\n"), "{said}");
 }
 
+/// The cache is told to register by peer memory only, which fails here, or in a way that there is not. The program gets
+/// its memory as without the cache.
+#[test]
+fn what_the_cache_cannot_serve_is_registered_as_without_it() {
+    for (way, words) in [("peer-memory", ""), ("fast", "the cache cannot be opened: \"fast\" is no way to register")] {
+        let settings = [("GPUMR_CACHE", "1"), ("GPUMR_WAY", way)];
+        let (out, said) = run(&build(&format!("cache-{way}"), Without::Nothing), "again", true, &settings);
+        let all = "buffer: addr right\n".repeat(3);
+        assert!(out.starts_with(&all) && out.ends_with("dma-buf 3, live 0\n"), "{way}: {out}{said}");
+        assert!(said.contains(words) && said.lines().count() == usize::from(!words.is_empty()), "{way}: {said}");
+    }
+}
+
 /// A buffer that the program has already is registered anew, and so is one that is not at its own
 /// address.
 #[test]

@@ -113,6 +113,8 @@ pub(crate) struct Entry<H: Home> {
     pub(crate) identity: Identity,
     pub(crate) cache: Weak<H>,
     pub(crate) keys: (u32, u32),
+    /// The address of the region's `struct ibv_mr`.
+    pub(crate) address: usize,
     pub(crate) way: Way,
     /// While this is there, a reported free of its memory looks for it.
     cover: Mutex<Option<Cover>>,
@@ -135,6 +137,7 @@ pub(crate) struct Parts<H: Home> {
     pub(crate) device: i32,
     pub(crate) way: Way,
     pub(crate) keys: (u32, u32),
+    pub(crate) address: usize,
     pub(crate) cache: Weak<H>,
     pub(crate) identity: Identity,
     pub(crate) used: u64,
@@ -156,6 +159,7 @@ impl<H: Home> Entry<H> {
             device: parts.device,
             way: parts.way,
             keys: parts.keys,
+            address: parts.address,
             cache: parts.cache,
             identity: parts.identity,
             cover: Mutex::new(Some(parts.cover)),

@@ -291,7 +291,14 @@ const IS_LOADED: &str = "is nvidia-peermem loaded?";
 
 /// The causes of other errors of verbs (docs/doctor.md). The kernel's ENOTSUPP has no name in user
 /// space, and its cause stands alone.
-const CAUSES: [(i32, Way, &str); 8] = [
+const CAUSES: [(i32, Way, &str); 10] = [
+    (
+        libc::EIO,
+        Way::PeerMemory,
+        "the GPU driver could not pin or map this memory (see the kernel log), or the NIC was removed or reset (open the \
+         device anew)",
+    ),
+    (libc::EIO, Way::DmaBuf, "the NIC was removed or reset: open the device anew"),
     (libc::ENOMEM, Way::DmaBuf, FULL),
     (libc::EOPNOTSUPP, Way::PeerMemory, "the GPU driver does not pin this memory for this NIC: see the kernel log"),
     (libc::EOPNOTSUPP, Way::DmaBuf, "the NIC's driver takes no dma-buf"),

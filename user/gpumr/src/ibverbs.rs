@@ -504,4 +504,8 @@ impl Verbs for IbVerbs {
         let mr = unsafe { mr.0.as_ref() };
         (mr.lkey, mr.rkey)
     }
+
+    fn address(&self, mr: &Mr) -> usize {
+        mr.as_ptr() as usize
+    }
 }

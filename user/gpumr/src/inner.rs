@@ -541,6 +541,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             exit::end_before_cuda();
             return Ok(Entry::new(Parts {
                 keys: self.verbs.keys(&mr),
+                address: self.verbs.address(&mr),
                 pd,
                 access,
                 range,
@@ -674,7 +675,7 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
     fn tell(&self, entry: &Entry<G, V>) {
         if let Some(tell) = self.options.on_gone.as_ref().filter(|_| entry.word.in_use()) {
             let (lkey, rkey) = entry.keys;
-            tell(Gone { range: entry.range, lkey, rkey });
+            tell(Gone { range: entry.range, lkey, rkey, mr: entry.address });
         }
     }
 

@@ -97,7 +97,11 @@ impl Mr {
     }
 }
 
-/// Returns the region that a function of libibverbs made, or this thread's errno.
+/// Returns the region that a function of libibverbs, or of the caller's table, made, or this thread's errno. A function
+/// that set none has failed all the same.
 pub(crate) fn made(mr: *mut RawMr) -> io::Result<Mr> {
-    NonNull::new(mr).map(Mr).ok_or_else(io::Error::last_os_error)
+    NonNull::new(mr).map(Mr).ok_or_else(|| match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(0) => io::Error::other("no region came back, and no errno was set"),
+        error => error,
+    })
 }

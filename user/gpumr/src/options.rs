@@ -59,6 +59,9 @@ pub struct Gone {
     pub lkey: u32,
     /// The key for requests of others.
     pub rkey: u32,
+    /// The address of its `struct ibv_mr`, for comparison with that of a lease: regions of several NICs may have the
+    /// same keys. 0 if these verbs have none.
+    pub mr: usize,
 }
 
 /// The function that is called for regions in use whose memory has gone.
