@@ -19,6 +19,7 @@ use stand_ins::{libraries, Without};
 use std::ffi::{c_int, c_uint, c_void};
 use std::process::Command;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const INSIDE: &str = "GPUMR_TEST_INSIDE";
 
@@ -291,6 +292,36 @@ fn a_part_of_a_small_allocation_is_exported_beside_freed_memory() {
         for (from, length) in [(10, 100), (0, 65536), (65000, 536), (8000, 100)] {
             cache.register(domain(), memory.start() + from, length, 1).unwrap();
         }
+    });
+}
+
+/// Another thread frees and allocates the neighbour all the time. (A storm on an H200 found that a registration was
+/// refused where the neighbour came back between two questions.)
+#[test]
+fn a_neighbour_that_comes_and_goes_is_in_nobodys_way() {
+    on_stand_ins("a_neighbour_that_comes_and_goes_is_in_nobodys_way", Without::Nothing, || {
+        let stand_ins = StandIns::open();
+        let cache =
+            Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::only(Way::DmaBuf), Limits::default());
+        let (neighbour, memory) = (stand_ins.allocate(512), stand_ins.allocate(65536));
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let stand_ins = StandIns::open();
+                let mut neighbour = neighbour;
+                while !over.load(Ordering::Relaxed) {
+                    stand_ins.free(neighbour.start());
+                    neighbour = stand_ins.allocate(512);
+                }
+            });
+            let refused = (0..20_000).find_map(|_| {
+                let made = cache.register(domain(), memory.start() + 10, 100, 1).map(drop);
+                cache.shrink();
+                made.err()
+            });
+            over.store(true, Ordering::Relaxed);
+            assert!(refused.is_none(), "{}", refused.unwrap());
+        });
     });
 }
 

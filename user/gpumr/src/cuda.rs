@@ -40,6 +40,9 @@ const WRONG_CONTEXT: [c_int; 3] = [201, 500, 709];
 const RUNNING: c_int = 0;
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
+/// How often an export is tried again that CUDA refused, perhaps because of a neighbour that has changed since. Of a
+/// pool's memory it refuses all but the first allocation for good.
+const TRIES: u32 = 16;
 const NO_EXPORT: &str = "libcuda has no cuMemGetHandleForAddressRange (CUDA 11.7)";
 /// A flag of dlopen: open only what the program has loaded itself.
 const RTLD_NOLOAD: c_int = 4;
@@ -372,9 +375,13 @@ impl Gpu for Cuda {
             self.in_context(memory.start(), || unsafe { handle(fd.as_ptr(), at, length, DMA_BUF_FD, self.flags) })
         };
         let (mut exported, mut status) = (pages, export(pages));
-        let whole = (status == INVALID_VALUE).then(|| self.whole(pages, memory)).flatten();
-        if let Some(whole) = whole {
-            (exported, status) = (whole, export(whole));
+        // The neighbour may be freed, or allocated anew, between two questions, and then the first answer
+        // counts for nothing.
+        let mut tries = 0;
+        while status == INVALID_VALUE && tries < if self.pooled(memory.start()) { 1 } else { TRIES } {
+            exported = self.whole(pages, memory).unwrap_or(pages);
+            status = export(exported);
+            tries += 1;
         }
         if status != 0 || fd.get() < 0 {
             return Err(format!("cuMemGetHandleForAddressRange: {}", self.words(status)));
