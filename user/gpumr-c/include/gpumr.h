@@ -84,9 +84,10 @@
  * cuMemUnmap(), cudaIpcCloseMemHandle(), and cudaDeviceReset() by gpumr_free_all().
  *
  * Pools. Memory of cudaMallocAsync() cannot be pinned for peer memory, and CUDA exports the first
- * allocation of a pool only: use cudaMalloc() for what a NIC shall reach. What cudaFreeAsync() gives
- * back and the pool gives out again is other memory to the cache, as after cudaFree(): report that
- * free, too.
+ * allocation of a pool only: use cudaMalloc() for what a NIC shall reach. (libcuda 580 was seen to
+ * crash, rarely, where one thread registers memory of a pool by dma-buf and others allocate and free
+ * in the pool.) What cudaFreeAsync() gives back and the pool gives out again is other memory to the
+ * cache, as after cudaFree(): report that free, too.
  *
  * Memory pressure. Memory that is freed while it is registered by dma-buf, or pinned for good, stays
  * allocated until its registration ends. Call gpumr_shrink() where an allocation has failed, before

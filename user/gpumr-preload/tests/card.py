@@ -5,7 +5,7 @@ another one is current and in a thread without a context, and again after a chec
 OUT` makes a folder with all that it needs besides torch. In it, for each value of the three settings:
 
 LD_LIBRARY_PATH=. LD_PRELOAD=./libgpumr-preload.so GPUMR_CACHE=0 | 1 STAND_IN_REFUSES= | gpu
-PYTORCH_CUDA_ALLOC_CONF= | backend:cudaMallocAsync python3 card.py
+PYTORCH_CUDA_ALLOC_CONF= | expandable_segments:True | backend:cudaMallocAsync python3 card.py
 
 With STAND_IN_REFUSES=gpu the plain call fails on GPU memory, as without nvidia-peermem, and the library
 goes on to dma-buf."""
@@ -14,6 +14,7 @@ import ctypes
 import os
 import tempfile
 import threading
+import time
 
 import torch
 
@@ -127,6 +128,19 @@ def second_of_a_pool(gpu):
     return tensor
 
 
+def out_of_memory():
+    """PyTorch frees what it keeps and tries again where an allocation fails. What the library keeps registered is not in
+    its way."""
+    torch.cuda.empty_cache()
+    size = torch.cuda.mem_get_info()[0] - (512 << 20)
+    tensor = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    register(tensor, 1)
+    time.sleep(0.3)
+    del tensor
+    torch.zeros(size + (256 << 20), dtype=torch.uint8, device="cuda")
+    held("a larger tensor fits in the place of one that was registered", True)
+
+
 def main():
     gpus = torch.cuda.device_count()
     print(
@@ -149,6 +163,9 @@ def main():
             without_a_context(other)
             print(f"memory of GPU {gpu}, after a checkpoint")
             checkpoint(other)
+    if not POOLED:
+        del tensors, other
+        out_of_memory()
 
 
 main()

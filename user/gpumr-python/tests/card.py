@@ -96,6 +96,27 @@ def pressure():
     torch.zeros(free() - GIB, dtype=torch.uint8, device="cuda")
 
 
+def out_of_memory():
+    """PyTorch frees what it keeps and tries again where an allocation fails. A registration by dma-buf would keep that
+    memory allocated."""
+    for free_bytes, fits in [(0, False), (None, True)]:
+        torch.cuda.empty_cache()
+        cache = gpumr.Cache(way="dma-buf", sweep_ms=60000, free_bytes=free_bytes)
+        size = free() - GIB // 2
+        tensor = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        cache.register(tensor, PD).release()
+        time.sleep(0.3)
+        del tensor
+        try:
+            torch.zeros(size + GIB // 4, dtype=torch.uint8, device="cuda")
+            got = True
+        except torch.OutOfMemoryError:
+            got = False
+        how = "with PyTorch's default" if fits else "without free_bytes"
+        held(f"{how}, a larger tensor in the place of one {'fits' if fits else 'does not fit'}", got == fits)
+        cache.shrink()
+
+
 def times(cache):
     tensor = torch.zeros(1 << 20, device="cuda")
     count = 20000
@@ -121,6 +142,7 @@ def main():
     if allocator == "native":
         others(gpumr.Cache(way="dma-buf"))
         pressure()
+        out_of_memory()
     times(gpumr.Cache(way="peer-memory"))
 
 

@@ -89,8 +89,22 @@ fn main() -> Res<()> {
         held("the address comes back", again == blocks[2])?;
         held("it is another buffer", key(&cache, again)? != old)?;
     }
-    // A reservation of several segments consists of one piece for each.
     let cuda = Cuda::open()?;
+    // At once, and after the stream has given the memory back.
+    for waits in [false, true] {
+        let cache = cache(Way::PeerMemory)?;
+        let mut given = 0u64;
+        let (old, number) = (key(&cache, pool)?, cuda.buffer_id(pool.start()));
+        cuda!(lib, cuMemFreeAsync(pool.start() => u64, std::ptr::null_mut() => *mut c_void))?;
+        if waits {
+            cuda!(lib, cuStreamSynchronize(std::ptr::null_mut() => *mut c_void))?;
+        }
+        held("what a pool has back is nobody's", cuda.buffer_id(pool.start()).is_none())?;
+        cuda!(lib, cuMemAllocAsync(&mut given => *mut u64, 2 << 20 => usize, std::ptr::null_mut() => *mut c_void))?;
+        let is_new = given == pool.start() && cuda.buffer_id(given) != number && key(&cache, pool)? != old;
+        held("what it gives out again at the same address is another buffer", is_new)?;
+    }
+    // A reservation of several segments consists of one piece for each.
     let spread = cuda.allocation(blocks[0].start()) == Some(blocks[0]) && cuda.allocation(pool.start()) == Some(pool);
     held("an allocation is told from its neighbours", spread)?;
     // SAFETY: NVML's constructors are safe to run.

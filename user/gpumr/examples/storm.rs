@@ -71,8 +71,8 @@ struct Ledger {
     exports: HashMap<RawFd, (Range, Vec<Piece>, u64)>,
     /// The addresses at which something was registered.
     registered: BTreeSet<u64>,
-    /// CUDA's number of the memory that was last at an address, with its epoch and generation.
-    numbers: HashMap<u64, (u64, u64, u64)>,
+    /// CUDA's number of the memory that was last at an address, with its epoch.
+    numbers: HashMap<u64, (u64, u64)>,
     keys: u32,
 }
 
@@ -199,7 +199,6 @@ impl Gpu for Noted {
 struct Counts {
     allocated: AtomicU64,
     came_back: AtomicU64,
-    numbered_again: AtomicU64,
     asked: AtomicU64,
     hits: AtomicU64,
     freed_in_use: AtomicU64,
@@ -283,23 +282,18 @@ impl Thread<'_> {
         let id = self.storm.cuda.buffer_id(at).ok_or("CUDA does not know what it has just allocated")?;
         let mut ledger = self.storm.ledger.lock();
         ledger.generation += 1;
-        let (mut generation, epoch) = (ledger.generation, ledger.epoch);
+        let (generation, epoch) = (ledger.generation, ledger.epoch);
         count(&counts.allocated);
         if ledger.registered.contains(&at) {
             count(&counts.came_back);
         }
         match ledger.numbers.get(&at) {
-            // The pool has not given the memory back meanwhile.
-            Some(&(last, then, same)) if (last, then) == (id, epoch) && kind == POOL => {
-                count(&counts.numbered_again);
-                generation = same;
-            }
-            Some(&(last, then, _)) if (last, then) == (id, epoch) => {
+            Some(&(last, then)) if (last, then) == (id, epoch) => {
                 return Err(format!("CUDA has used the number {id} twice at {at:#x}").into());
             }
             _ => {}
         }
-        ledger.numbers.insert(at, (id, epoch, generation));
+        ledger.numbers.insert(at, (id, epoch));
         ledger.memory.insert(at, (at, range.end(), generation));
         Ok(())
     }
@@ -338,7 +332,7 @@ impl Thread<'_> {
         free(self)?;
         for (_, lease) in self.held.iter().filter(|(part, _)| part.overlaps(&range)) {
             count(&self.storm.counts[kind].freed_in_use);
-            if lease.valid() && kind != POOL {
+            if lease.valid() {
                 return Err(format!("STALE: a lease over {range}, which was freed, is valid").into());
             }
         }
@@ -349,6 +343,8 @@ impl Thread<'_> {
         let (lib, null) = (self.storm.lib, std::ptr::null_mut::<c_void>());
         let Some(Block { range, handles }) = self.blocks[kind].take() else { return Ok(()) };
         let at = range.start();
+        // Else the pool may give the memory out again before its stream has come to the free.
+        let waits = self.dice.below(2) == 0;
         self.freed(kind, range, |this| {
             if kind == VIRTUAL {
                 let mut all = (0..SEGMENTS).zip(&handles);
@@ -360,7 +356,10 @@ impl Thread<'_> {
                 return cuda!(lib, cuMemFree_v2(at => u64));
             }
             cuda!(lib, cuMemFreeAsync(at => u64, null => *mut c_void))?;
-            cuda!(lib, cuStreamSynchronize(null => *mut c_void))
+            if waits {
+                cuda!(lib, cuStreamSynchronize(null => *mut c_void))?;
+            }
+            Ok(())
         })
     }
 
@@ -571,11 +570,10 @@ fn run(name: &str, storm: &Storm<'_>, gone: &AtomicU64, time: Duration, threads:
         let (asked, hits, back) = (get(&counts.asked), get(&counts.hits), get(&counts.came_back));
         let (refused, freed) = (get(&counts.refused), get(&counts.freed_in_use));
         println!(
-            "{name}, {kind}: {} allocated, {back} of them where something was registered before ({} under its old \
-             number), {asked} asked for, {hits} hits, {refused} refused, {} overtaken by a checkpoint, {freed} \
+            "{name}, {kind}: {} allocated, {back} of them where something was registered before, {asked} \
+             asked for, {hits} hits, {refused} refused, {} overtaken by a checkpoint, {freed} \
              leases whose memory was freed",
             get(&counts.allocated),
-            get(&counts.numbered_again),
             get(&counts.overtaken),
         );
     }
