@@ -317,6 +317,11 @@ ucx: ucx-source cuda_h nvcc-source nvml_h libcuda libcudart libnvml
 	@$(keep) $(P:build/lab/%=%)/$@ $(ucx-made-of) $(q)/ucx.sh $(call libraries,libibverbs-dev libc6-dev) \
 		--says "once, some 4 minutes" -- $(q)/ucx.sh $(ucx-made-of)
 
+# Programs that find libibverbs' functions in each way in which a program can be linked.
+linked: libcuda
+	@$(keep) $(P:build/lab/%=%)/$@ $(q)/linked $(if $(cross),$(q)/cross.sh) $(P)/libcuda \
+		$(call libraries,libibverbs-dev libc6-dev) -- $(q)/linked/build.sh $(P)/libcuda/bin
+
 rdma-core-patches := $(wildcard $(q)/rdma-core/*.patch)
 rdma-core: rdma-core-source
 	@$(keep) $(P:build/lab/%=%)/$@ $(S)/rdma-core-source $(q)/rdma_core.sh $(if $(cross),$(q)/cross.sh) $(rdma-core-patches) \
@@ -331,7 +336,7 @@ disk: $(wheels)
 		$(q)/disk.sh $(had)
 
 # The list begins with what the others are linked with.
-programs := rdma-core guest peermemctl preload nvlab-selftest cuda-selftest libcuda perftest
+programs := rdma-core guest peermemctl preload nvlab-selftest cuda-selftest libcuda perftest linked
 ifneq ($(cross),)
 $(programs): sysroot-$(cross)
 endif

@@ -3,6 +3,7 @@
 //! RDMA core, where perftest alone fails on GPU memory, and beside nvidia-peermem, where the plain
 //! call is enough. Host memory is registered by the same system calls with and without the library.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use std::time::Duration;
 
@@ -212,36 +213,52 @@ fn wrong_input(_: &Env) -> Result<()> {
 }
 
 /// Checks that each way by which a program here finds libibverbs' functions is in the table of the library's manual
-/// page, and works with the library if the page says that it is reached. As Debian links libibverbs, a program that
+/// page, and works with the library if the page says that it is reached. As the lab links libibverbs, a program that
 /// finds `ibv_reg_mr` by a handle is reached, too. Without the library only a dma-buf can be registered.
 fn reaches_whom_the_manual_page_names(_: &Env) -> Result<()> {
     let page =
         include_str!("../../../../user/gpumr-preload/libgpumr-preload.so.7").replace("\\fB", "").replace("\\fR", "");
     let page = page.replace("dma\\-buf", "dma-buf");
-    let works = |settings: Settings| -> Result<String> {
-        let ran = Command::new("/proc/self/exe").args(["helper", "reach"]).envs(settings.iter().copied()).output()?;
-        let said = String::from_utf8_lossy(&ran.stderr);
-        ensure!(ran.status.success(), "the helper: {}: {said}", ran.status);
-        Ok(String::from_utf8(ran.stdout)?)
-    };
-    let (alone, with) = (works(ALONE)?, works(PRELOAD)?);
-    println!("{}", with.trim().replace('\n', ", "));
-    ensure!(with.lines().count() == 5 && alone.lines().count() == 5, "without the library {alone}, with it {with}");
-    for (alone, with) in alone.lines().zip(with.lines()) {
-        let (how, result) = with.split_once('\t').context("a row")?;
-        let says = page.lines().find_map(|line| line.strip_prefix(how)?.strip_prefix('\t'));
-        let wanted = match says.with_context(|| format!("the page has no row {how:?}"))? {
+    let table = page.split_once(".TS\n").and_then(|(_, rest)| rest.split_once(".TE\n")).context("a table")?.0;
+    let (_, table) = table.split_once("_\n").context("a table's head")?;
+    let (alone, with) = (ways(ALONE)?, ways(PRELOAD)?);
+    println!("{with:?}");
+    for row in table.lines() {
+        let (how, says) = row.split_once('\t').context("a row")?;
+        let wanted = match says {
             "reached" | "in part, see below" => ["fails", "works"],
             "not reached" => ["fails", "fails"],
             "passed on" => ["works", "works"],
             other => bail!("{how}: {other}"),
         };
-        ensure!(
-            [alone.rsplit('\t').next(), Some(result)] == wanted.map(Some),
-            "{how}: {wanted:?}, but {alone}, {with}"
-        );
+        let found = [&alone, &with].map(|ways| ways.get(how).map(String::as_str));
+        ensure!(found == wanted.map(Some), "{how}: {wanted:?}, but without the library and with it {found:?}");
     }
+    ensure!(with.len() == table.lines().count(), "the page has no row for some of {with:?}");
     gpu::wait_clean(Duration::from_secs(10))
+}
+
+/// Returns what programs get that find libibverbs' functions in these ways, in the words of the manual page.
+fn ways(settings: Settings) -> Result<BTreeMap<String, String>> {
+    let run = |program: &str, words: &[&str]| -> Result<String> {
+        let ran = Command::new(program).args(words).envs(settings.iter().copied()).output()?;
+        ensure!(ran.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&ran.stderr));
+        Ok(String::from_utf8(ran.stdout)?)
+    };
+    let said = run("/proc/self/exe", &["helper", "reach"])?;
+    let rows = said.lines().filter_map(|line| line.split_once('\t'));
+    let mut found: BTreeMap<String, String> = rows.map(|(how, result)| (how.to_owned(), result.to_owned())).collect();
+    for (how, program) in [
+        ("loads a plug-in that is, also with RTLD_LOCAL", "/usr/bin/linked-by-plugin"),
+        ("calls any form of ibv_reg_mr or ibv_reg_mr_ex", "/usr/bin/linked"),
+        ("has libibverbs linked in statically", "/usr/bin/linked-static"),
+    ] {
+        let forms = run(program, &[])?;
+        let results: BTreeSet<&str> = forms.lines().filter_map(|line| Some(line.split_once('\t')?.1)).collect();
+        ensure!(results.len() == 1 && forms.lines().count() == 4, "{program} with {settings:?}: {forms}");
+        found.extend(results.first().map(|result| (how.to_owned(), (*result).to_owned())));
+    }
+    Ok(found)
 }
 
 /// The NIC's driver does not support dma-buf. perftest's error is as without the library, and the
