@@ -24,12 +24,12 @@ pub fn suite() -> Suite {
         ("ib_write_bw", (|env| perftest(env, "ib_write_bw")) as fn(&Env) -> Result<()>),
         ("ib_read_bw", |env| perftest(env, "ib_read_bw")),
         ("ib_send_bw", |env| perftest(env, "ib_send_bw")),
-        ("bytes", bytes),
+        ("bytes_change_only_inside_the_region", bytes_change_only_inside_the_region),
         ("mapping_stays", mapping_stays),
     ] {
         tests.extend(in_modes(false, &[Mode::Persistent], name, run));
     }
-    tests.extend(in_modes(false, &[Mode::Legacy], "ib_write_bw", perftest_fails));
+    tests.extend(in_modes(false, &[Mode::Legacy], "ib_write_bw_is_refused_with_the_reason", perftest_fails));
     Suite { name: "coherent", tests: tests.into_iter().map(|t| t.limit(240)).collect() }
 }
 
@@ -54,7 +54,7 @@ fn perftest(env: &Env, program: &str) -> Result<()> {
 
 /// Wherever a region begins and ends, its bytes change and no others, and the NIC gets the memory's
 /// own addresses or the IOMMU's.
-fn bytes(env: &Env) -> Result<()> {
+fn bytes_change_only_inside_the_region(env: &Env) -> Result<()> {
     const SIZE: usize = 2 * MIB;
     let mut rng = env.rng()?;
     let bench = Bench::new()?;

@@ -32,7 +32,7 @@ pub fn suite() -> Suite {
         ("more_handles_than_one_call_takes", more_handles_than_one_call_takes),
         ("outlives_the_memory", outlives_the_memory),
         ("two_nics", two_nics),
-        ("refusals", refusals),
+        ("refusals_have_an_errno_and_leave_nothing", refusals_have_an_errno_and_leave_nothing),
         ("pair_refused", pair_refused),
         ("behind_an_iommu", behind_an_iommu),
         ("perftest", perftest),
@@ -253,7 +253,7 @@ fn two_nics(env: &Env) -> Result<()> {
 }
 
 /// Each wrong request gets its errno, and nothing stays mapped.
-fn refusals(env: &Env) -> Result<()> {
+fn refusals_have_an_errno_and_leave_nothing(env: &Env) -> Result<()> {
     let rig = Rig::new(env)?;
     let gpu = gpu::lab()?;
     let memory = rig.bench.cuda.alloc(SEGMENT)?;

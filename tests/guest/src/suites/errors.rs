@@ -23,26 +23,34 @@ pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in BOTH {
         for (name, means, run) in [
-            ("memlock", NvidiaC::Same, memlock as fn(&Env) -> Result<()>),
+            ("memlock_counts_gpu_memory", NvidiaC::Same, memlock_counts_gpu_memory as fn(&Env) -> Result<()>),
             ("bar1_full", NvidiaC::Recorded, bar1_full),
-            ("coherent", NvidiaC::Recorded, coherent),
+            (
+                "coherent_memory_is_served_persistently_or_refused",
+                NvidiaC::Recorded,
+                coherent_memory_is_served_persistently_or_refused,
+            ),
             ("coherent_in_a_bar", NvidiaC::Recorded, coherent_in_a_bar),
-            ("no_dma_device", NvidiaC::Recorded, no_dma_device),
-            ("not_pci", NvidiaC::Recorded, not_pci),
-            ("gpu_unbound", NvidiaC::Skip("it shows what the driver does"), gpu_unbound),
+            ("no_dma_device_no_registration", NvidiaC::Recorded, no_dma_device_no_registration),
+            ("not_pci_nics_reach_bars_alone", NvidiaC::Recorded, not_pci_nics_reach_bars_alone),
+            (
+                "gpu_unbound_waits_but_not_for_us",
+                NvidiaC::Skip("it shows what the driver does"),
+                gpu_unbound_waits_but_not_for_us,
+            ),
         ] {
             tests.extend(in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t| t.nvidia_c(means)));
         }
     }
     tests.extend(
-        in_modes(nvidia_c, &[Mode::Legacy], "forgotten_pin", forgotten_pin)
+        in_modes(nvidia_c, &[Mode::Legacy], "forgotten_pin_ends_with_its_memory", forgotten_pin_ends_with_its_memory)
             .into_iter()
             .map(|t| t.nvidia_c(NvidiaC::Recorded)),
     );
     tests
-        .push(Test::new("topology", Level::Devices, topology).nvidia_c(NvidiaC::Skip(
-            "asks at each registration; that it is asked once per pair is what ours promises",
-        )));
+        .push(Test::new("topology_is_asked_once_per_pair", Level::Devices, topology_is_asked_once_per_pair).nvidia_c(
+            NvidiaC::Skip("asks at each registration; that it is asked once per pair is what ours promises"),
+        ));
     Suite { name: "errors", tests }
 }
 
@@ -53,7 +61,7 @@ fn judged(wrong: Vec<String>) -> Result<()> {
 
 /// The core counts pages of GPU memory against RLIMIT_MEMLOCK like any others, and does not ask the
 /// client once the limit is exceeded.
-fn memlock(env: &Env) -> Result<()> {
+fn memlock_counts_gpu_memory(env: &Env) -> Result<()> {
     const PAGES: usize = 6;
     let recorded = || if env.nvidia_c { Ok(None) } else { peermem::last_failure() };
     let before = recorded()?;
@@ -75,7 +83,7 @@ fn memlock(env: &Env) -> Result<()> {
 /// is put, but its reference to the GPU cannot be found any more, so the unbind waits for ever.
 /// Nothing of ours waits with it. Without persistent pins, the unbind ends when the last memory is
 /// freed.
-fn gpu_unbound(env: &Env) -> Result<()> {
+fn gpu_unbound_waits_but_not_for_us(env: &Env) -> Result<()> {
     let persistent = env.mode()? == Mode::Persistent;
     let bench = Bench::new()?;
     let (memory, mr) = bench.registered(MIB)?;
@@ -107,7 +115,7 @@ fn gpu_unbound(env: &Env) -> Result<()> {
 /// The provider pins the range, has no memory for the GPU's number then, and forgets the pin. The
 /// registration fails, and the pin stays until its memory is freed, without a callback and without
 /// anything of the module.
-fn forgotten_pin(_: &Env) -> Result<()> {
+fn forgotten_pin_ends_with_its_memory(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(2 * MIB)?;
     gpu::lab()?.fault_n("get_nomem", 3, 1)?;
@@ -139,7 +147,7 @@ fn bar1_full(env: &Env) -> Result<()> {
 
 /// Memory is outside every BAR, as on Grace-Hopper. It makes no difference what the provider's
 /// table calls it.
-fn coherent(env: &Env) -> Result<()> {
+fn coherent_memory_is_served_persistently_or_refused(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let gpu = gpu::lab()?;
@@ -227,7 +235,7 @@ fn moves(bench: &Bench, rng: &mut fastrand::Rng, mr: &Mr, memory: &Memory, (at, 
 }
 
 /// A software device has no DMA device.
-fn no_dma_device(env: &Env) -> Result<()> {
+fn no_dma_device_no_registration(env: &Env) -> Result<()> {
     let _rxe = OtherRxe::load(&["peer_dma_device=none"])?;
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;
@@ -241,7 +249,7 @@ fn no_dma_device(env: &Env) -> Result<()> {
 
 /// The NIC is not a PCI device. A BAR is mapped for it as for any other, and only what the provider
 /// would have to map is refused.
-fn not_pci(env: &Env) -> Result<()> {
+fn not_pci_nics_reach_bars_alone(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let _rxe = OtherRxe::load(&["peer_dma_device=platform"])?;
     let bench = Bench::new()?;
@@ -260,7 +268,7 @@ fn not_pci(env: &Env) -> Result<()> {
 
 /// The provider does not let this GPU and NIC talk to each other. The module asks once per pair,
 /// with a persistent pin, and remembers the answer until it is unloaded.
-fn topology(env: &Env) -> Result<()> {
+fn topology_is_asked_once_per_pair(env: &Env) -> Result<()> {
     let gpu = gpu::lab()?;
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;

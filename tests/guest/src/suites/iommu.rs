@@ -24,14 +24,23 @@ pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in BOTH {
         for (name, means, run) in [
-            ("addresses", NvidiaC::Recorded, addresses as fn(&Env) -> Result<()>),
+            (
+                "addresses_of_the_nic_lead_to_the_named_pages",
+                NvidiaC::Recorded,
+                addresses_of_the_nic_lead_to_the_named_pages as fn(&Env) -> Result<()>,
+            ),
             ("bypass_faults", NvidiaC::Recorded, bypass_faults),
             ("map_fails_at_run_n", NvidiaC::Skip("maps through the provider"), map_fails_at_run_n),
         ] {
             tests.extend(in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t| t.nvidia_c(means)));
         }
     }
-    let fails = in_modes(nvidia_c, &[Mode::Legacy], "fence_fails", fence_fails);
+    let fails = in_modes(
+        nvidia_c,
+        &[Mode::Legacy],
+        "fence_fails_and_no_byte_reaches_the_next_owner",
+        fence_fails_and_no_byte_reaches_the_next_owner,
+    );
     tests.extend(fails.into_iter().map(|t| t.nvidia_c(NvidiaC::Recorded)));
     Suite { name: "iommu", tests }
 }
@@ -114,7 +123,7 @@ pub fn pci(name: &str) -> Result<nvlab::Pci> {
 /// own address where nothing translates, and differs from it where the IOMMU translates. There are
 /// as many mappings as runs while the memory is registered, and none afterwards. Then the IOMMU
 /// lets none of these addresses through any more.
-fn addresses(env: &Env) -> Result<()> {
+fn addresses_of_the_nic_lead_to_the_named_pages(env: &Env) -> Result<()> {
     if !lab::tells_dma_mappings() {
         skip("this kernel does not tell its DMA mappings (CONFIG_DMA_API_DEBUG)");
         return Ok(());
@@ -222,7 +231,7 @@ fn bypass_faults(env: &Env) -> Result<()> {
 /// What protects the next owner is that the MR's addresses are unmapped by then, so behind a
 /// translating IOMMU no byte reaches it. (Elsewhere nothing would stop the NIC, so nothing is
 /// sent.)
-fn fence_fails(_: &Env) -> Result<()> {
+fn fence_fails_and_no_byte_reaches_the_next_owner(_: &Env) -> Result<()> {
     for (fault, state) in [("fence_fail", "fence_failed"), ("internal_error", "live")] {
         fence_without_effect(fault, state).with_context(|| fault.to_string())?;
     }

@@ -138,7 +138,7 @@ fn no_fence_works_any_more(env: &Env) -> Result<()> {
 }
 
 /// The NIC has reported an internal error, so its driver takes each fence for done. Nothing hangs,
-/// and nothing stays pinned. (`iommu/fence_fails` looks where the NIC's writes go.)
+/// and nothing stays pinned. (`iommu/fence_fails_and_no_byte_reaches_the_next_owner` looks where the NIC's writes go.)
 fn fences_stop_nothing(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let (freed, freed_mr) = bench.registered(SIZE)?;

@@ -29,7 +29,12 @@ pub fn suite(nvidia_c: bool) -> Suite {
     let persistent = [Mode::Persistent];
     let tests = [
         in_modes(nvidia_c, &persistent, "new_pair_in_words", new_pair_in_words),
-        in_modes(nvidia_c, &[Mode::Persistent, Mode::Fallback, Mode::Legacy], "in_words", in_words),
+        in_modes(
+            nvidia_c,
+            &[Mode::Persistent, Mode::Fallback, Mode::Legacy],
+            "in_words_each_refusal_says_what_to_do",
+            in_words_each_refusal_says_what_to_do,
+        ),
         in_modes(nvidia_c, &[Mode::Persistent, Mode::Legacy], "tables_in_words", tables_in_words),
         in_modes(nvidia_c, &persistent, "no_memory_in_words", no_memory_in_words),
     ];
@@ -119,7 +124,7 @@ fn cases_of_tables(mode: Mode) -> Vec<Case> {
     ]
 }
 
-fn in_words(env: &Env) -> Result<()> {
+fn in_words_each_refusal_says_what_to_do(env: &Env) -> Result<()> {
     all(cases(env.mode()?))
 }
 

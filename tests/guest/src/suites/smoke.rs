@@ -22,7 +22,8 @@ const ALL: [Mode; 3] = [Mode::Persistent, Mode::Fallback, Mode::Legacy];
 const BOTH: [Mode; 2] = [Mode::Persistent, Mode::Legacy];
 
 pub fn suite(nvidia_c: bool) -> Suite {
-    let mut tests = vec![Test::new("plain_client", Level::Devices, plain_client)];
+    let mut tests =
+        vec![Test::new("plain_client_moves_bytes_until_a_free", Level::Devices, plain_client_moves_bytes_until_a_free)];
     // The order is by mode, so that the module is loaded once per mode.
     for mode in ALL {
         let mut add = |modes: &[Mode], name: &str, nvidia_c_means: NvidiaC, run: fn(&Env) -> Result<()>| {
@@ -34,20 +35,45 @@ pub fn suite(nvidia_c: bool) -> Suite {
         };
         add(&ALL, "clients_and_parameters", NvidiaC::Recorded, clients_and_parameters);
         add(&BOTH, "bytes_move", NvidiaC::Same, bytes_move);
-        add(&BOTH, "use_count", NvidiaC::Same, use_count);
+        add(&BOTH, "use_count_keeps_rmmod_out", NvidiaC::Same, use_count_keeps_rmmod_out);
         add(&ALL, "rmmod_after_use", NvidiaC::Same, rmmod_after_use);
-        add(&BOTH, "memory_peers", NvidiaC::Recorded, memory_peers);
-        add(&BOTH, "statistics", NvidiaC::Recorded, statistics);
-        add(&BOTH, "layouts", NvidiaC::Recorded, layouts);
-        add(&BOTH, "odd_ranges", NvidiaC::Same, odd_ranges);
-        add(&BOTH, "every_offset", NvidiaC::Same, every_offset);
-        add(&BOTH, "whole_card", NvidiaC::Recorded, whole_card);
+        add(
+            &BOTH,
+            "memory_peers_has_the_files_that_ucx_looks_for",
+            NvidiaC::Recorded,
+            memory_peers_has_the_files_that_ucx_looks_for,
+        );
+        add(&BOTH, "statistics_count_sg_entries", NvidiaC::Recorded, statistics_count_sg_entries);
+        add(&BOTH, "layouts_of_bar1_have_the_right_bytes", NvidiaC::Recorded, layouts_of_bar1_have_the_right_bytes);
+        add(&BOTH, "odd_ranges_change_their_own_bytes_only", NvidiaC::Same, odd_ranges_change_their_own_bytes_only);
+        add(
+            &BOTH,
+            "every_offset_in_a_gpu_page_moves_the_right_bytes",
+            NvidiaC::Same,
+            every_offset_in_a_gpu_page_moves_the_right_bytes,
+        );
+        add(&BOTH, "whole_card_is_one_region", NvidiaC::Recorded, whole_card_is_one_region);
         add(&BOTH, "refused_ranges", NvidiaC::Recorded, refused_ranges);
-        add(&BOTH, "leaves_allocation", NvidiaC::Recorded, leaves_allocation);
+        add(
+            &BOTH,
+            "leaves_allocation_and_only_persistent_pins_serve_it",
+            NvidiaC::Recorded,
+            leaves_allocation_and_only_persistent_pins_serve_it,
+        );
         add(&BOTH, "host_memory_is_left_alone", NvidiaC::Recorded, host_memory_is_left_alone);
-        add(&BOTH, "bad_tables", NvidiaC::Recorded, bad_tables);
-        add(&BOTH, "provider_errors", NvidiaC::Recorded, provider_errors);
-        add(&[Mode::Fallback], "fallback", NvidiaC::Same, fallback);
+        add(&BOTH, "bad_tables_are_refused_and_put_back", NvidiaC::Recorded, bad_tables_are_refused_and_put_back);
+        add(
+            &BOTH,
+            "provider_errors_reach_the_user_and_leave_nothing",
+            NvidiaC::Recorded,
+            provider_errors_reach_the_user_and_leave_nothing,
+        );
+        add(
+            &[Mode::Fallback],
+            "fallback_serves_where_persistent_pins_are_impossible",
+            NvidiaC::Same,
+            fallback_serves_where_persistent_pins_are_impossible,
+        );
         tests.extend(in_modes(nvidia_c, &[mode], "mkey_fails", no_key).into_iter().map(|t| match mode {
             Mode::Persistent | Mode::Fallback => t,
             // Only what can be invalidated has a notifier to stop.
@@ -87,7 +113,7 @@ fn clients_and_parameters(env: &Env) -> Result<()> {
 /// With `peerdirect_support=1` and revocable pins, bytes move. For a client without the extended
 /// form, the core unmaps at a revocation. It does so in the thread that frees, before the client's
 /// call of invalidate returns.
-fn plain_client(env: &Env) -> Result<()> {
+fn plain_client_moves_bytes_until_a_free(env: &Env) -> Result<()> {
     let parameters = [&["peerdirect_support=1"], Mode::Legacy.parameters(env.nvidia_c)].concat();
     modules::modprobe("nvidia-peermem", &parameters)?;
     bytes_move(env)?;
@@ -104,7 +130,7 @@ fn plain_client(env: &Env) -> Result<()> {
 }
 
 /// Checks the folder that UCX looks for, and the files of each client.
-fn memory_peers(_: &Env) -> Result<()> {
+fn memory_peers_has_the_files_that_ucx_looks_for(_: &Env) -> Result<()> {
     if !lab::has_memory_peers() {
         skip("this kernel exports no mm_kobj to modules: no /sys/kernel/mm/memory_peers");
         return Ok(());
@@ -184,7 +210,7 @@ fn bytes_move(env: &Env) -> Result<()> {
 }
 
 /// lsmod counts live registrations, and rmmod is refused while there are any.
-fn use_count(_: &Env) -> Result<()> {
+fn use_count_keeps_rmmod_out(_: &Env) -> Result<()> {
     let count = || -> Result<i32> { modules::use_count(PEERMEM)?.context("nvidia_peermem is not loaded") };
     ensure!(count()? == 0, "{} users before the first registration", count()?);
     let bench = Bench::new()?;
@@ -219,7 +245,7 @@ fn rmmod_after_use(env: &Env) -> Result<()> {
 
 /// num_reg_pages is the number of sg entries: one for contiguous memory. num_dereg_pages stays 0
 /// (docs/facts.md#statistics).
-fn statistics(_: &Env) -> Result<()> {
+fn statistics_count_sg_entries(_: &Env) -> Result<()> {
     const SIZE: usize = 4 * MIB;
     let names = &lab::CLIENT_FILES[1..];
     let read = || -> Result<Vec<u64>> { names.iter().map(|n| lab::client_number("nv_mem", n)).collect() };
@@ -236,7 +262,7 @@ fn statistics(_: &Env) -> Result<()> {
 
 /// There are as many sg entries as BAR1 has pieces of the memory, and the right bytes are behind
 /// each.
-fn layouts(env: &Env) -> Result<()> {
+fn layouts_of_bar1_have_the_right_bytes(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
@@ -284,7 +310,7 @@ fn nic_entries(mr: &Mr) -> Result<u64> {
 }
 
 /// Uses starts and lengths that fit no page. The bytes of the range move and no others.
-fn odd_ranges(env: &Env) -> Result<()> {
+fn odd_ranges_change_their_own_bytes_only(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
@@ -320,7 +346,7 @@ fn odd_ranges(env: &Env) -> Result<()> {
 
 /// Begins a registration at each multiple of 4 KiB in a GPU page, inside one GPU page and across
 /// several. The bytes of the range move and no others, whatever the kernel's page size is.
-fn every_offset(env: &Env) -> Result<()> {
+fn every_offset_in_a_gpu_page_moves_the_right_bytes(env: &Env) -> Result<()> {
     const STEP: usize = 4 * KIB;
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
@@ -351,7 +377,7 @@ fn every_offset(env: &Env) -> Result<()> {
 }
 
 /// Registers all of video memory in one MR, up to the BAR's last byte.
-fn whole_card(_: &Env) -> Result<()> {
+fn whole_card_is_one_region(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
     let gpu = gpu::lab()?;
@@ -421,7 +447,7 @@ fn refused_ranges(env: &Env) -> Result<()> {
 
 /// Tests ranges that begin in GPU memory and end elsewhere, or in other GPU memory. Only our
 /// persistent pins serve a range that ends in other GPU memory.
-fn leaves_allocation(env: &Env) -> Result<()> {
+fn leaves_allocation_and_only_persistent_pins_serve_it(env: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(2 * MIB)?;
     let mut wrong = Vec::new();
@@ -489,7 +515,7 @@ fn host_memory_is_left_alone(env: &Env) -> Result<()> {
 }
 
 /// A table that cannot be trusted is refused, and the pin is put back (rule 14).
-fn bad_tables(env: &Env) -> Result<()> {
+fn bad_tables_are_refused_and_put_back(env: &Env) -> Result<()> {
     const SIZE: usize = MIB;
     let bench = Bench::new()?;
     let gpu = gpu::lab()?;
@@ -549,7 +575,7 @@ fn bad_tables(env: &Env) -> Result<()> {
 }
 
 /// Tests what becomes of the provider's own refusals, and that nothing stays behind.
-fn provider_errors(env: &Env) -> Result<()> {
+fn provider_errors_reach_the_user_and_leave_nothing(env: &Env) -> Result<()> {
     let mode = env.mode()?;
     let bench = Bench::new()?;
     let gpu = gpu::lab()?;
@@ -592,7 +618,7 @@ fn provider_errors(env: &Env) -> Result<()> {
 }
 
 /// 524 is ENOTSUPP: persistent pins are impossible here, and the revocable client steps in.
-fn fallback(env: &Env) -> Result<()> {
+fn fallback_serves_where_persistent_pins_are_impossible(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let memory = bench.cuda.alloc(MIB)?;

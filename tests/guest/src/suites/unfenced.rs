@@ -20,7 +20,12 @@ const ALL: [Mode; 3] = [Mode::Persistent, Mode::Fallback, Mode::Legacy];
 pub fn suite(nvidia_c: bool) -> Suite {
     let mut tests = Vec::new();
     for mode in ALL {
-        tests.extend(in_modes(nvidia_c, &[mode], "is_served", is_served));
+        tests.extend(in_modes(
+            nvidia_c,
+            &[mode],
+            "is_served_until_the_queue_is_destroyed",
+            is_served_until_the_queue_is_destroyed,
+        ));
         for (name, run) in [
             ("is_refused_with_a_reason", is_refused_with_a_reason as fn(&Env) -> Result<()>),
             ("host_memory_is_left_alone", host_memory_is_left_alone),
@@ -39,7 +44,7 @@ fn asked() -> Result<Vec<String>> {
 
 /// The persistent client serves it in every mode. The memory outlives its free, and the object can
 /// be used until it is destroyed.
-fn is_served(env: &Env) -> Result<()> {
+fn is_served_until_the_queue_is_destroyed(env: &Env) -> Result<()> {
     let owner = match env.mode()? {
         Mode::Persistent | Mode::Fallback => "nv_mem",
         Mode::Legacy => "nv_mem_nc",

@@ -34,18 +34,18 @@ pub fn suite(nvidia_c: bool) -> Suite {
     for mode in BOTH {
         for (name, means, run) in [
             ("reg_mr_iova", NvidiaC::Same, reg_mr_iova as fn(&Env) -> Result<()>),
-            ("rereg", NvidiaC::Recorded, rereg::rereg),
+            ("rereg_moves_a_region_and_leaves_no_pin", NvidiaC::Recorded, rereg::rereg),
             ("rereg_fails", NvidiaC::Recorded, rereg::rereg_fails),
             ("rereg_without_mkey", NvidiaC::Recorded, rereg::rereg_without_mkey),
-            ("overlapping", NvidiaC::Recorded, overlapping),
+            ("overlapping_regions_end_one_by_one", NvidiaC::Recorded, overlapping_regions_end_one_by_one),
             ("unrelated_extents", NvidiaC::Recorded, unrelated_extents),
             ("thousand_regions_on_one_allocation", NvidiaC::Recorded, thousand_regions_on_one_allocation),
             ("fork_safe", NvidiaC::Recorded, fork_safe),
-            ("threads", NvidiaC::Recorded, threads),
+            ("threads_share_one_allocation", NvidiaC::Recorded, threads_share_one_allocation),
             ("dereg_in_another_thread", NvidiaC::Recorded, dereg_in_another_thread),
             ("fence_fails_in_dereg", NvidiaC::Recorded, fence_fails_in_dereg),
             ("key_not_destroyed", NvidiaC::Skip("its list has no such state"), key_not_destroyed),
-            ("windows", NvidiaC::Recorded, windows),
+            ("windows_close_when_memory_is_freed", NvidiaC::Recorded, windows_close_when_memory_is_freed),
         ] {
             tests.extend(in_modes(nvidia_c, &[mode], name, run).into_iter().map(|t| {
                 let t = t.nvidia_c(means);
@@ -98,7 +98,7 @@ fn reg_mr_iova(env: &Env) -> Result<()> {
 
 /// Regions lie inside each other and across each other, in the same pages. Each has its own pin and
 /// its own end.
-fn overlapping(env: &Env) -> Result<()> {
+fn overlapping_regions_end_one_by_one(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
     let link = Loopback::new(&bench.pd)?;
@@ -308,7 +308,7 @@ fn fork_safe(env: &Env) -> Result<()> {
 /// Threads register and write on one allocation at once, each in its own part, and deregister what
 /// their neighbour has registered. No region ends before the neighbour's has begun, so in each
 /// round some regions that share a page live at the same time.
-fn threads(env: &Env) -> Result<()> {
+fn threads_share_one_allocation(env: &Env) -> Result<()> {
     const THREADS: usize = 6;
     const ROUNDS: usize = 12;
     const PART: usize = 2 * GPU_PAGE;
@@ -387,7 +387,7 @@ fn dereg_in_another_thread(_: &Env) -> Result<()> {
 /// Moves data through a memory window on GPU memory. The window holds the region, and after a
 /// revocation nothing comes through. (This does not test what lies beside the window: rxe looks
 /// only at the region's borders, check_rkey() in rxe_resp.c.)
-fn windows(env: &Env) -> Result<()> {
+fn windows_close_when_memory_is_freed(env: &Env) -> Result<()> {
     let mut rng = env.rng()?;
     let bench = Bench::new()?;
     for kind in [WindowType::One, WindowType::Two] {

@@ -40,11 +40,11 @@ pub fn suite() -> Suite {
         ("loads_and_unloads", Level::Devices, loads_and_unloads),
         ("others_registrations", PERSISTENT, others_registrations),
         ("nothing_to_test", PERSISTENT, nothing_to_test),
-        ("bad_words", PERSISTENT, bad_words),
-        ("fence_that_fails", LEGACY, fence_that_fails),
-        ("refused", PERSISTENT, refused),
+        ("bad_words_start_no_run", PERSISTENT, bad_words_start_no_run),
+        ("fence_that_fails_is_a_failure", LEGACY, fence_that_fails_is_a_failure),
+        ("refused_registrations_fail_the_run", PERSISTENT, refused_registrations_fail_the_run),
         ("pin_that_is_lost", PERSISTENT, pin_that_is_lost),
-        ("left_behind", PERSISTENT, left_behind),
+        ("left_behind_is_a_failure", PERSISTENT, left_behind_is_a_failure),
     ];
     let means = NvidiaC::Skip("it loads both modules itself");
     Suite {
@@ -344,7 +344,7 @@ fn nothing_to_test(_: &Env) -> Result<()> {
 }
 
 /// A wrong word leads to no run and no report.
-fn bad_words(_: &Env) -> Result<()> {
+fn bad_words_start_no_run(_: &Env) -> Result<()> {
     fs::write(REPORT, "another's")?;
     for (args, words) in [
         (["--only", "bites"], "--only bites: there is no such check; there are register.offsets"),
@@ -365,7 +365,7 @@ fn bad_words(_: &Env) -> Result<()> {
 }
 
 /// A NIC that the free does not stop goes on writing. That is a failure, not a success.
-fn fence_that_fails(_: &Env) -> Result<()> {
+fn fence_that_fails_is_a_failure(_: &Env) -> Result<()> {
     lab::set_nic("fence_fail", 1)?;
     let told = verify(&["--storm", "0", "--only", "free.registered"]);
     lab::set_nic("fence_fail", 0)?;
@@ -377,7 +377,7 @@ fn fence_that_fails(_: &Env) -> Result<()> {
     Ok(gpu::lab()?.reset_accounting()?)
 }
 
-fn refused(_: &Env) -> Result<()> {
+fn refused_registrations_fail_the_run(_: &Env) -> Result<()> {
     gpu::lab()?.fault("persistent_errno", libc::EBUSY as u64)?;
     let told = verify(&["--storm", "0", "--only", "register.offsets"]);
     gpu::lab()?.reset_faults()?;
@@ -399,7 +399,7 @@ fn pin_that_is_lost(_: &Env) -> Result<()> {
 }
 
 /// Something appears during a check and stays after it.
-fn left_behind(_: &Env) -> Result<()> {
+fn left_behind_is_a_failure(_: &Env) -> Result<()> {
     let before = peermem::Stats::read()?.number("total.pins")?;
     let mut other = None;
     let told = std::thread::scope(|scope| -> Result<_> {
