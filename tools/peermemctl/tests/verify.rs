@@ -421,13 +421,13 @@ fn eight_gpus_and_all_their_nics_take_ten_seconds_at_most() {
     assert!(first.iter().all(|distance| *distance == "PIX" || *distance == "PXB"), "{first:?}");
 }
 
-/// Returns the GPUs of which a pair works, and how many ways were left out for want of time.
+/// Returns the GPUs of which a way was tried, and how many ways were left out for want of time.
 fn tried(found: &Value) -> (BTreeSet<String>, usize) {
     let pairs = found["pairs"].as_array().unwrap();
     let ways = pairs.iter().flat_map(|pair| pair["ways"].as_array().unwrap().iter().map(move |way| (pair, way)));
-    let works = ways.clone().filter(|(_, way)| way["level"] == "OK").map(|(pair, _)| pair["gpu"].to_string());
+    let tried = ways.clone().filter(|(_, way)| way["level"] != "SKIP").map(|(pair, _)| pair["gpu"].to_string());
     let why = "not tried: the time is up (--gpu and --nic choose)";
-    (works.collect(), ways.filter(|(_, way)| way["message"] == why).count())
+    (tried.collect(), ways.filter(|(_, way)| way["message"] == why).count())
 }
 
 /// Slow NICs would take longer than there is time. The time is divided among the GPUs, and pairs that
@@ -447,7 +447,7 @@ fn what_takes_longer_than_ten_seconds_is_cut_off() {
 /// of the time, and what was left out is named.
 #[test]
 fn a_minute_is_divided_among_eight_gpus() {
-    let rig = Rig::new("hgx").with_all_nics().with("STAND_IN_SLOW", 100_000);
+    let rig = Rig::new("hgx").with_all_nics().with("STAND_IN_SLOW", 30_000);
     let start = Instant::now();
     let (found, _) = rig.run("verify");
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
