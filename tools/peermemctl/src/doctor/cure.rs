@@ -154,6 +154,17 @@ fn by_package(machine: &Machine, fix: &str) -> String {
     fix.replacen(command, &format!("{instead}{depmod}"), 1)
 }
 
+/// Returns the cure of a GPU driver or RDMA core where the system is an image, in which nobody builds the module in this
+/// project's folder.
+fn in_image(machine: &Machine, fix: &str) -> String {
+    let fix = match IN_FOLDER.into_iter().find(|command| fix.contains(command)) {
+        Some(LITE) => fix.replacen(LITE, "this project's module, built with KERNEL_CRATE=lite", 1),
+        Some(_) => return machine.install_it(),
+        None => fix.to_owned(),
+    };
+    format!("the system of this node is an image that is not changed in place; have it bring what this says: {fix}")
+}
+
 /// Returns the cure of a check on this machine.
 pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
     let setting = &machine.setting;
@@ -167,13 +178,11 @@ pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
     }
     match place(id).unwrap_or(Place::Host) {
         Place::Here => setting.by_image(fix).unwrap_or_else(|| setting.by_boot_loader(fix)),
-        Place::Modules if setting.adds_packages().is_some() && !setting.modules_in_containers() => {
-            match builds(fix) {
-                true => machine.install_it(),
-                false if fix.contains("install ") => setting.install_packages(fix),
-                false => fix.to_owned(),
-            }
-        }
+        Place::Modules if setting.adds_packages().is_some() && !setting.modules_in_containers() => match builds(fix) {
+            true => machine.install_it(),
+            false if fix.contains("install ") => setting.install_packages(fix),
+            false => fix.to_owned(),
+        },
         // The host's file of the module does not fit a driver that a container brought.
         Place::Modules
             if setting.modules_in_containers()
@@ -189,9 +198,7 @@ pub fn chosen(machine: &Machine, id: &str, fix: &str) -> String {
         }
         Place::Modules if setting.fixed_system.is_some() && (id.starts_with("driver.") || id.starts_with("api.")) => {
             match fix.contains("install ") || builds(fix) {
-                true => format!(
-                    "the system of this node is an image that is not changed in place; have it bring what this says: {fix}"
-                ),
+                true => in_image(machine, fix),
                 false => setting.on_node(fix),
             }
         }
@@ -349,7 +356,7 @@ mod tests {
                         .any(|word| fix.contains(word));
                     assert!(says, "{id}: {fix}");
                 }
-                if setting.modules_in_containers() && place == Place::Modules {
+                if setting.is_fixed() && place == Place::Modules {
                     assert!(!fix.contains("make &&"), "{id}: {fix}");
                 }
                 if setting.virtual_machine.is_some() && place == Place::Hardware {
