@@ -50,7 +50,9 @@ fn is_function(line: &str) -> bool {
 /// Returns whether a function is a test itself, by its attributes or because it takes only what a
 /// runner of tests gives.
 fn is_test(attributes: &[&str], function: &str) -> bool {
-    let taken = function.split_once('(').and_then(|(_, rest)| rest.split_once(')')).map_or("", |(taken, _)| taken);
+    // `pub(super)` has parentheses, too.
+    let behind = function.split_once("fn ").and_then(|(_, name)| name.split_once('(')).map_or("", |(_, rest)| rest);
+    let taken = behind.split_once(')').map_or("", |(taken, _)| taken);
     let kind = taken.split_once(": ").map_or("", |(_, kind)| kind);
     TAKEN_BY_TESTS.contains(&kind) || attributes.contains(&"#[test]")
 }

@@ -131,10 +131,13 @@ fn wrong(test: &str) -> Option<String> {
         return (!is_planted).then(|| format!("{test}: neither file::function nor a planted fault"));
     }
     let Some(at) = source.find(&format!("fn {function}(")) else { return Some(format!("{test}: no such function")) };
-    // The guest's suites and the tests of packages list theirs by name. Elsewhere, an attribute marks
-    // a test.
-    let is_test = if ["tests/guest/", "tests/packages/"].iter().any(|folder| file.starts_with(folder)) {
-        source.contains(&format!("\"{function}\""))
+    // The guest's suites and the tests of packages list theirs by name, the latter in the file beside
+    // them. Elsewhere, an attribute marks a test.
+    let listed = format!("\"{function}\"");
+    let is_test = if file.starts_with("tests/guest/") {
+        source.contains(&listed)
+    } else if file.starts_with("tests/packages/") {
+        fs::read_to_string(repository().join(file).with_file_name("mod.rs")).is_ok_and(|list| list.contains(&listed))
     } else {
         let attributes = source[..at].rsplit("\n\n").next().expect("one at least");
         attributes.contains("#[test]") && !attributes.contains("#[ignore")
