@@ -320,7 +320,7 @@ ucx: ucx-source cuda_h nvcc-source nvml_h libcuda libcudart libnvml
 # Programs that find libibverbs' functions in each way in which a program can be linked.
 linked: libcuda
 	@$(keep) $(P:build/lab/%=%)/$@ tests/guest/linked $(q)/linked.sh $(if $(cross),$(q)/cross.sh) $(P)/libcuda \
-		$(call libraries,libibverbs-dev libc6-dev) -- $(q)/linked.sh tests/guest/linked $(P)/libcuda/bin
+		$(call libraries,libibverbs-dev libnl-3-dev libnl-route-3-dev libc6-dev) -- $(q)/linked.sh tests/guest/linked $(P)/libcuda/bin
 
 rdma-core-patches := $(wildcard $(q)/rdma-core/*.patch)
 rdma-core: rdma-core-source

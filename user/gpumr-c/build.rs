@@ -10,6 +10,8 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=gpumr.map");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libgpumr.so.1");
+    // The sweep's thread runs its code while a cache is open, whatever becomes of the plug-in that opened it.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let out = env::var("OUT_DIR").expect("cargo sets it");
     write_linker(Path::new(&out));
     // The compiler looks in this folder first. LLD, which rustup's compiler chooses by itself, would

@@ -8,7 +8,7 @@
 #endif
 #include <infiniband/verbs.h>
 
-/* Prints a line for each form, and returns 0 unless there is no NIC to register with. */
+/* Prints a line for each form. Returns 0 if each could be asked. */
 int register_gpu_memory(void *gpu, size_t length)
 {
 	enum { ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE };

@@ -4,7 +4,8 @@
 //!
 //! - `run=a,b`: suites, in this order. `end` is added, except to `bare` and to suites that raise
 //!   alarms on purpose. `run=shell` alone: a prompt with everything loaded.
-//! - `only=TEXT,…`: only tests whose `suite/name` contains one of these.
+//! - `only=TEXT,…`: only tests whose `suite/name` contains one of these. Each must be in a name of one
+//!   of the suites, or of those in `of=a,b` where only some of these run.
 //! - `mode=legacy`: only tests of this mode (persistent, legacy) and of the boot's generation, or
 //!   of none. The others are skipped and say so.
 //! - `generation=24.10`: the core's generation where a test does not say; 25.10 without it.

@@ -23,15 +23,15 @@
  *
  * Functions that return int return 0 or an errno, but for gpumr_valid(). Where one fails, what it has
  * to fill in by `out` is NULL. Each line below is a cause; where an errno has several, gpumr_error()
- * says which it is. (What the NIC or the GPU driver answers by one number for two causes, it cannot tell
- * apart: 524, EIO by peer memory, and EINVAL by dma-buf; nor ENOMEM where /proc does not say what is pinned.
- * It then names both.) Where both ways were tried, the errno is that of dma-buf, unless only a library
- * or the GPU driver's export failed there; gpumr_error() has both.
+ * says which it is. (What the NIC or the GPU driver answers by one number for two causes, it cannot
+ * tell apart: 524, EIO by peer memory, and EINVAL by dma-buf; nor ENOMEM where /proc does not say what
+ * is pinned. It then names both.) Where both ways were tried, the errno is that of the dma-buf's
+ * registration if it came to that, else that of peer memory; gpumr_error() has both.
  *
  *   EINVAL      an argument makes no sense: NULL, no bytes, a range that wraps, an unknown way
  *   EINVAL      a struct has an unknown size
- *   EINVAL      a table has no dereg_mr, or neither reg_mr nor reg_dmabuf_mr (gpumr_open()), or not the one of
- *               the way that you ask for (gpumr_register())
+ *   EINVAL      a table has no dereg_mr, or neither reg_mr nor reg_dmabuf_mr, or not the one of
+ *               the way that is asked for (gpumr_register())
  *   EINVAL      IBV_ACCESS_ZERO_BASED is asked for
  *   EINVAL      remote writes or remote atomics are asked for without IBV_ACCESS_LOCAL_WRITE
  *   EINVAL      the NIC does not take these access flags
@@ -60,17 +60,17 @@
  *   other       what the NIC's driver answered
  *
  * Threads. All functions may be called from every thread, at once too, but for gpumr_close(): no other
- * call of that cache may go on or follow, and on_gone may not make it, since it waits for the sweep's
- * thread. None may be called from a signal handler. Functions that return nothing do nothing with
- * NULL.
+ * call of that cache may go on or follow (those with its leases may), and on_gone may not make it,
+ * since it waits for the sweep's thread. None may be called from a signal handler. Functions that
+ * return nothing do nothing with NULL.
  *
  * Child processes. After fork() the caches and leases of the parent answer EPERM or do nothing, and
  * gpumr_mr() returns a region that is not the child's: leave them alone. A child may open a cache of
  * its own; CUDA works there only if the parent had not started it.
  *
- * The end. At exit() the library waits for its thread, half a second at most, so that it asks CUDA
- * nothing any more. A cache need not be closed then. dlclose() does not unload the library while its
- * thread runs. Close a domain's device (ibv_close_device()) only after gpumr_forget() and the last
+ * The end. At exit() the library waits for a sweep under way, half a second at most, so that it asks
+ * CUDA nothing any more. A cache need not be closed then. dlclose() never unloads the library. Close a
+ * domain's device (ibv_close_device()) only after gpumr_forget() or gpumr_close(), and the last
  * release.
  *
  * CUDA. The library never calls cuInit(). For memory that belongs to no context (virtual memory,
@@ -80,8 +80,8 @@
  *
  * Frees. CUDA tells nobody of a free, so each hit asks it (docs/dma-buf.md says what that costs), and
  * a thread sweeps (sweep_ms). A program that reports all its frees by gpumr_free() may say so by
- * gpumr_hooks(): hits then ask CUDA nothing. Report what ends memory of this process: cudaFree(),
- * cuMemUnmap(), cudaIpcCloseMemHandle(), and cudaDeviceReset() by gpumr_free_all().
+ * gpumr_hooks(): hits then ask CUDA nothing. Report whatever takes memory from this process:
+ * cudaFree(), cuMemUnmap(), cudaIpcCloseMemHandle(), and cudaDeviceReset() by gpumr_free_all().
  *
  * Pools. Memory of cudaMallocAsync() cannot be pinned for peer memory, and CUDA exports the first
  * allocation of a pool only: use cudaMalloc() for what a NIC shall reach. (libcuda 580 was seen to
@@ -95,11 +95,11 @@
  * free_bytes to what your largest allocations take (GPUMR_FREE_BYTES_AUTO suits PyTorch): what is
  * registered of a GPU that has less free then ends with its last lease. Free memory is looked at when
  * something is registered anew, not at a hit, and by the sweeping thread, which with free_bytes wakes
- * every 20 ms whatever sweep_ms is (0: there is no thread). It is asked of GPUs whose primary context
- * is in use, as programs with CUDA's runtime have it: that context is retained for the question.
- * Before cudaDeviceReset() call gpumr_free_all(), which waits until nobody asks. limits.bytes bounds
- * what is kept at all. A cache without all of these, as that of NULL options, may keep freed memory
- * allocated for as long as it lives.
+ * at least every 20 ms (sweep_ms 0: there is no thread). While enough is free, nobody asks more often.
+ * It is asked of GPUs whose primary context is in use, as programs with CUDA's runtime have it: that
+ * context is retained for the question. Before cudaDeviceReset() call gpumr_free_all(), which waits
+ * until nobody asks. limits.bytes bounds what is kept at all. A cache with none of these, as that of
+ * NULL options, may keep freed memory allocated for as long as it lives.
  *
  * Checkpoint and restore (cuda-checkpoint, CRIU) give the process new memory under old addresses and
  * numbers. A region that is registered keeps the old memory allocated: where a checkpoint is to empty
@@ -146,12 +146,12 @@ struct gpumr_limits {
 };
 
 /* Functions that call a libibverbs of your own, or more than it, as mlx5dv_reg_dmabuf_mr() for Data
- * Direct (in the source, user/examples/data_direct.c). They return what libibverbs' do, and set errno. dereg_mr
- * must be there, and reg_mr or reg_dmabuf_mr: the way of the other one then does not work. The library writes
- * the address into the region's addr, which libibverbs leaves empty for a dma-buf. Each thread may call them, at once too, also
- * from gpumr_release() and while the last lease ends after gpumr_close(): until then argument must be
- * good, while the table itself is copied. No lock of the library is held meanwhile. Without a table,
- * each device is served by the libibverbs that opened it. */
+ * Direct (in the source, user/examples/data_direct.c). They return what libibverbs' do, and set errno.
+ * dereg_mr must be there, and reg_mr or reg_dmabuf_mr: the way of the other one then does not work.
+ * The library writes the address into addr of a dma-buf's region, which libibverbs leaves empty. Each
+ * thread may call them, at once too, also from gpumr_release() and while the last lease ends after
+ * gpumr_close(): until then argument must be good, while the table itself is copied. No lock of the
+ * library is held meanwhile. Without a table, each device is served by the libibverbs that opened it. */
 struct gpumr_verbs {
 	size_t size;
 	/* As ibv_reg_mr_iova2(), after the argument below. iova is addr, here and for a dma-buf. */
@@ -170,7 +170,8 @@ struct gpumr_gone {
 	size_t size;
 	uint64_t addr, length;
 	uint32_t lkey, rkey;
-	/* As gpumr_mr() returns it: NICs may have the same keys. */
+	/* As gpumr_mr() returns it, since NICs may have the same keys. Only compare it: another thread
+	 * may be releasing the region. */
 	const struct ibv_mr *mr;
 };
 
@@ -197,17 +198,17 @@ struct gpumr_options {
 	/* NULL: libibverbs. It is copied. */
 	const struct gpumr_verbs *verbs;
 	/* Called once for each region that a lease holds when its memory is found or reported to have
-	 * gone, by the thread that noticed: one in a call of the cache, or the sweep's. (Without sweep_ms
-	 * and calls nobody notices.) It must not wait for a thread that is in a call of the cache. It may
-	 * make any call but gpumr_close(). It is not called any more once gpumr_close() has returned.
-	 * NULL: nobody. */
+	 * gone, by the thread that noticed: one in a call of the cache, or the sweep's. (Without
+	 * sweep_ms and calls nobody notices.) It must not wait for a thread that is in a call of the
+	 * cache. It may make any call but gpumr_close() and gpumr_hooks(). It is not called any more
+	 * once gpumr_close() has returned. NULL: nobody. */
 	void (*on_gone)(void *argument, const struct gpumr_gone *gone);
 	void *argument;
 	/* While a GPU has fewer bytes free than this, what is registered of it ends as soon as nobody
 	 * uses it. 0: never; GPUMR_FREE_BYTES_AUTO: 1 GiB, and of small GPUs a sixteenth. */
 	uint64_t free_bytes;
-	/* How many bytes may stay registered that nobody uses; what a lease holds does not count, unlike
-	 * for limits.bytes. With it each hit takes a lock. 0: no such limit. */
+	/* How many bytes may stay registered that nobody uses; what a lease holds does not count,
+	 * unlike for limits.bytes. With it each hit takes a lock. 0: no such limit. */
 	uint64_t idle_bytes;
 };
 
@@ -218,8 +219,8 @@ struct gpumr_stats {
 	/* Registrations that ended: their memory had gone, as CUDA said; it was reported as freed; they
 	 * made room. */
 	uint64_t stale, freed, evicted;
-	/* Registrations that worked after others had made room. Deregistrations that failed, as of a NIC
-	 * that is gone. */
+	/* Registrations that worked after others had made room. Deregistrations that failed, as of a
+	 * NIC that is gone. */
 	uint64_t retried, lost;
 	/* What is registered now, but for what leases alone hold. */
 	uint64_t entries, bytes, bar1_bytes;
@@ -228,8 +229,9 @@ struct gpumr_stats {
 /* Of the library that runs: GPUMR_VERSION of the one that was built with. */
 uint32_t gpumr_version(void);
 
-/* options: NULL for a cache without limits and without a sweep. Strings and structs that they name are copied, but
- * what the two arguments point to must live as long as it may be used. A process may have several caches. */
+/* options: NULL for a cache without limits and without a sweep. Strings and structs that they name are
+ * copied, but what on_gone's argument points to must live until gpumr_close(), and the table's until
+ * the last lease ended, too. A process may have several caches. */
 int gpumr_open(struct gpumr **out, const struct gpumr_options *options);
 /* Leases stay good; each must still be released. */
 void gpumr_close(struct gpumr *cache);
@@ -252,14 +254,15 @@ void gpumr_release(struct gpumr_lease *lease);
  * revocation, or when its NIC was removed): nobody gets it again. */
 void gpumr_revoked(struct gpumr_lease *lease);
 
-/* Ends what is registered in pd: before ibv_dealloc_pd(), and when the NIC is removed, which the library does
- * not notice by itself. Release the leases of pd before: what they hold ends with them. gpumr_close() ends the
- * regions of all domains, so before it this need not be called. */
+/* Ends what is registered in pd: before ibv_dealloc_pd(), and when the NIC is removed, which the
+ * library does not notice by itself. Release the leases of pd before: what they hold ends with them.
+ * gpumr_close() ends the regions of all domains, so before it this need not be called. */
 int gpumr_forget(struct gpumr *cache, struct ibv_pd *pd);
 /* Lets go of what was freed, with what other threads are just letting go of. */
 void gpumr_sweep(struct gpumr *cache);
-/* Lets go of all that nobody uses, with what other threads are just letting go of. Returns how many bytes it
- * deregistered of memory that the program still has: what had been freed is not counted, and the GPU has it again. */
+/* Lets go of all that nobody uses, with what other threads are just letting go of. Returns how many
+ * bytes of registrations ended of memory that the program still has: what had been freed is not
+ * counted, and the GPU has it again. */
 uint64_t gpumr_shrink(struct gpumr *cache);
 
 /* Memory is about to be freed or unmapped, or all of it with its context: nobody gets its

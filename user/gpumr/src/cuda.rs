@@ -377,11 +377,14 @@ impl Gpu for Cuda {
         let (mut exported, mut status) = (pages, export(pages));
         // The neighbour may be freed, or allocated anew, between two questions, and then the first answer
         // counts for nothing.
-        let mut tries = 0;
-        while status == INVALID_VALUE && tries < if self.pooled(memory.start()) { 1 } else { TRIES } {
-            exported = self.whole(pages, memory).unwrap_or(pages);
+        let pooled = status == INVALID_VALUE && self.pooled(memory.start());
+        for _ in 0..if pooled { 1 } else { TRIES } {
+            let whole = if status == INVALID_VALUE { self.whole(pages, memory) } else { break };
+            if pooled && whole.is_none() {
+                break;
+            }
+            exported = whole.unwrap_or(pages);
             status = export(exported);
-            tries += 1;
         }
         if status != 0 || fd.get() < 0 {
             return Err(format!("cuMemGetHandleForAddressRange: {}", self.words(status)));

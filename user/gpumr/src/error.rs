@@ -149,7 +149,11 @@ impl Error {
             Self::Cuda { .. } => libc::EIO,
             Self::Changed { .. } => libc::EAGAIN,
             Self::Refused { dma_buf: Some(Refusal::Register(error)), .. } => of(error),
-            Self::Refused { peer_memory: Some(error), .. } if error.raw_os_error().is_some() => of(error),
+            Self::Refused { peer_memory: Some(error), .. }
+                if error.raw_os_error().is_some() || error.kind() == io::ErrorKind::Other =>
+            {
+                of(error)
+            }
             Self::Refused { dma_buf: Some(Refusal::Missing(error)), .. } => of(error),
             Self::Refused { dma_buf: None, peer_memory: Some(error), .. } => of(error),
             Self::Refused { .. } => libc::EOPNOTSUPP,

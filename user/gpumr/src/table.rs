@@ -48,6 +48,13 @@ fn hole(function: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("the table of verbs functions has no {function}"))
 }
 
+/// Sets this thread's errno to 0: a function of the caller's that fails and sets none is not to be taken for one that
+/// failed as an earlier call did.
+fn forget_errno() {
+    // SAFETY: This thread's errno.
+    unsafe { *libc::__errno_location() = 0 };
+}
+
 impl Table {
     /// Fails if the table has no way to register, or none to deregister.
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -64,6 +71,7 @@ impl Table {
     pub(crate) fn register(&self, pd: Pd, range: Range, access: Access) -> io::Result<Mr> {
         let call = self.reg_mr.ok_or_else(|| hole("reg_mr"))?;
         let (at, length) = (range.start() as *mut c_void, range.length() as usize);
+        forget_errno();
         // SAFETY: The domain lives (Pd::new); a wrong range or flag is refused.
         made(unsafe { call(self.argument, pd.as_ptr(), at, length, range.start(), access.bits() as u32) })
     }
@@ -83,6 +91,7 @@ impl Table {
     ) -> io::Result<Mr> {
         let call = self.takes_dma_buf()?;
         let (length, fd) = (range.length() as usize, fd.as_raw_fd());
+        forget_errno();
         // SAFETY: The domain lives (Pd::new), the descriptor is borrowed; a wrong range or flag is
         // refused.
         let mr = unsafe { call(self.argument, pd.as_ptr(), offset, length, range.start(), fd, access.bits()) };

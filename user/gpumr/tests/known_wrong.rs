@@ -595,8 +595,10 @@ fn the_holder_of_a_region_is_told_of_a_checkpoint_until_the_cache_is_closed() {
         }
         assert_eq!(*told.lock().unwrap(), [held.lkey()], "{how}");
         let again = cache.register(0, block.start(), block.length(), 1).unwrap();
-        drop(cache);
+        let sweeper = Sweeper::start(&cache, Duration::from_millis(1)).unwrap();
+        drop((sweeper, cache));
         world.remap(block);
+        std::thread::sleep(Duration::from_millis(20));
         drop((held, again));
         assert_eq!(told.lock().unwrap().len(), 1, "{how}: nobody is told any more");
     }

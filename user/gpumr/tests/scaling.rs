@@ -303,7 +303,7 @@ fn one_registration_costs_the_same_beside_a_hundred_and_ten_thousand() {
 
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "an exclusive access never succeeds while somebody steps through it")]
-fn one_registration_costs_no_more_beside_a_hundred_thousand() {
+fn one_registration_costs_a_logarithm_more_beside_a_hundred_thousand() {
     costs_the_same(MOST_OF_THEM, MOST_BESIDE_THEM);
 }
 

@@ -177,6 +177,8 @@ impl Row {
         let new = Boot::new(&self.name, &suites.join(","));
         let mut boot = Boot { gpus, nics, iommu, edu, switches, gpu_mib, memory_mib, cpu, clock, cpus, limit, ..new };
         boot.append.extend(self.words.iter().cloned());
+        // The words of guest.only= are for all suites of the boot.
+        boot.append.extend((suites != self.suites).then(|| format!("guest.of={}", self.suites.join(","))));
         boot.append.extend(edu.map(|bits| format!("guest.dma_bits={bits}")));
         if let Expect::Canary(tests) = &self.expect {
             boot.append.push(format!("guest.only={}", tests.join(",")));
@@ -282,9 +284,12 @@ mod tests {
         let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
         let tail = ["25.10/legacy/1gpu", "25.10/legacy/2gpu", "24.10/legacy/1gpu", "24.10/legacy/2gpu"];
         assert_eq!(names, tail.map(|tail| format!("debian-6.12/{tail}")));
-        let boot = rows[3].boot(&["smoke".to_string()]);
+        let boot = rows[3].boot(&rows[3].suites);
         assert_eq!(boot.append, ["quiet", "guest.mode=legacy", "guest.nvidia_c=1", "guest.generation=24.10"]);
-        assert_eq!((boot.run.as_str(), boot.gpus, boot.limit), ("smoke", 2, Duration::from_secs(1200)));
+        assert_eq!((boot.run.as_str(), boot.gpus, boot.limit), ("smoke,callbacks", 2, Duration::from_secs(1200)));
+        // One suite alone is told whose words of guest.only= it may be given.
+        let boot = rows[3].boot(&["smoke".to_string()]);
+        assert_eq!((boot.run.as_str(), boot.append[1].as_str()), ("smoke", "guest.of=smoke,callbacks"));
     }
 
     #[test]
