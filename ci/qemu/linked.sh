@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0
-# linked.sh SOURCE LIBCUDA: builds in $OUT/bin programs that come to libibverbs in the ways that a program can be linked:
-# against the library, by a plug-in that is (the program is not), and with Debian's libibverbs.a inside.
+# linked.sh SOURCE LIBCUDA: builds programs in $OUT/bin that reach libibverbs in the three ways of linking:
+# with the library, by a plug-in that is linked with it (the program is not), and with Debian's
+# libibverbs.a inside.
 set -eu
 . "$(dirname "$0")/cross.sh"
 source=$1 cuda=$(realpath "$2")/libcuda.so

@@ -7,10 +7,10 @@
  * Debian's libibverbs1 44; ibv_reg_mr_ex() as in rdma-core 59; ibv_reg_dmabuf_mr() that leaves addr empty;
  * devices with functions of this library, as in ibv_open_device(); ibv_dealloc_pd() that fails
  * with EBUSY while regions live; registration and ibv_dereg_mr() that answer EIO once the NIC was removed
- * (STAND_IN_REMOVED); keys that several NICs have alike (STAND_IN_KEY); a signal to a thread that is in ibv_reg_dmabuf_mr() for long (STAND_IN_SIGNAL);
- * a region of another copy of the
- * library that is deregistered here, which ends the program. Each region keeps the flags that it was
- * registered with (stand_in_access()). Left out: queues, data. */
+ * (STAND_IN_REMOVED); keys that several NICs have alike (STAND_IN_KEY); a signal to a thread that is in
+ * ibv_reg_dmabuf_mr() for long (STAND_IN_SIGNAL); a region of another copy of the library that is
+ * deregistered here, which ends the program. Each region keeps the flags that it was registered with
+ * (stand_in_access()). Left out: queues, data. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -44,7 +44,7 @@ static struct ibv_mr *own_reg(void *argument, struct ibv_pd *of, void *addr, siz
 	return ibv_reg_mr_iova2(of, addr, length, iova, access);
 }
 
-/* It forgets to say why. */
+/* Fails, and sets no errno. */
 static struct ibv_mr *silent_reg(void *argument, struct ibv_pd *of, void *addr, size_t length, uint64_t iova,
 				 unsigned int access)
 {

@@ -40,8 +40,8 @@ const WRONG_CONTEXT: [c_int; 3] = [201, 500, 709];
 const RUNNING: c_int = 0;
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
-/// How often an export is tried again that CUDA refused, perhaps because of a neighbour that has changed since. Of a
-/// pool's memory it refuses all but the first allocation for good.
+/// The number of times that a refused export is tried again, since a neighbour may have changed meanwhile. Of a pool's
+/// memory CUDA refuses all but the first allocation for good.
 const TRIES: u32 = 16;
 const NO_EXPORT: &str = "libcuda has no cuMemGetHandleForAddressRange (CUDA 11.7)";
 /// A flag of dlopen: open only what the program has loaded itself.

@@ -23,10 +23,11 @@ const FEW: u64 = 100;
 const MANY: u64 = 10_000;
 /// The logarithm of so many is twice that of so few, so nothing takes more than twice the instructions.
 const MOST: u64 = 2;
-/// Planted faults are not run beside so many: where each registration looks at all others, to make them takes minutes.
-const MOST_OF_THEM: u64 = 100_000;
-/// Its logarithm is two and a half times that of so few.
-const MOST_BESIDE_THEM: u64 = 3;
+/// The number that no planted fault is run beside: where each registration looks at all others, to make so many
+/// takes minutes.
+const VERY_MANY: u64 = 100_000;
+/// The logarithm of so many is two and a half times that of so few.
+const MOST_BESIDE_VERY_MANY: u64 = 3;
 /// The most instructions of a hit that finds its entry without the lock, as the tests are compiled. It
 /// takes 354 of x86-64, a third of them to let this process know where the hit begins.
 const MOST_OF_A_HIT: u64 = 600;
@@ -304,7 +305,7 @@ fn one_registration_costs_the_same_beside_a_hundred_and_ten_thousand() {
 #[test]
 #[cfg_attr(target_arch = "aarch64", ignore = "an exclusive access never succeeds while somebody steps through it")]
 fn one_registration_costs_a_logarithm_more_beside_a_hundred_thousand() {
-    costs_the_same(MOST_OF_THEM, MOST_BESIDE_THEM);
+    costs_the_same(VERY_MANY, MOST_BESIDE_VERY_MANY);
 }
 
 /// Asserts that no case takes more than `most` times the instructions beside `beside` others.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The service that looks at each boot whether the module is still right.
+//! Tests the service that looks at each boot whether the module is still right.
 
 use super::test::{one_line, says_why, Test};
 use crate::stubs::{deb, OFED};

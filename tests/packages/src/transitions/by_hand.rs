@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! README's commands by hand, also in the folders of Ubuntu and RHEL.
+//! Tests README's commands by hand, also in the folders of Ubuntu and RHEL.
 
 use super::package::gone;
 use super::rpm::gone_by_rpm;

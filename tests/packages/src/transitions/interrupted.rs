@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Transactions that are killed, and places that are full or read-only.
+//! Kills transactions, and fills places or makes them read-only.
 
 use super::package::gone;
 use super::test::{

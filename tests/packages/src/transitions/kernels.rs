@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Kernels that come and go beside the package.
+//! Tests kernels that come and go beside the package.
 
 use super::test::{nothing_half_installed, one_line, says_why, Test};
 use crate::machine::{Built, Resolved};

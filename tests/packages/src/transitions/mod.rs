@@ -19,7 +19,7 @@ pub use test::{started, Row, Test};
 /// One transition, which starts from a machine with both neighbours and our package.
 pub struct Transition {
     pub name: &'static str,
-    /// Whether it builds no module of ours, so that it is part of `make test`.
+    /// Says whether it builds no module of ours, so that it is part of `make test`.
     pub quick: bool,
     pub run: fn(&mut Test) -> Result<()>,
 }
@@ -97,13 +97,9 @@ pub const ALL: &[Transition] = &[
 
 /// The transition that a new compiler has to pass.
 pub const INSTALLED: &str = "installed";
-
 const RPM: &str = "rpm";
-
 const README: &str = "readme";
-
 const OF_UBUNTU: &str = "folders_of_ubuntu";
-
 const OF_RHEL: &str = "folders_of_rhel";
 
 /// The transitions that start from a machine with the neighbours alone.

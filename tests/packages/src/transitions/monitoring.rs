@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What node_exporter, Prometheus and Slurm say of what the package brings.
+//! Tests what node_exporter, Prometheus and Slurm say of what the package brings.
 
 use super::test::{one_line, Test};
 use crate::stubs::DEBS;

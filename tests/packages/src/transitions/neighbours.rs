@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! GPU drivers and RDMA cores that come, change and go beside the package.
+//! Tests GPU drivers and RDMA cores that come, change and go beside the package.
 
 use super::test::{nothing_half_installed, one_line, says_why, started, Test, NO_NEIGHBOURS, QUICK_MAKE};
 use crate::machine::{Built, Resolved};

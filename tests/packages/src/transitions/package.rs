@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The package itself: installed, upgraded, removed, and what it says and keeps.
+//! Tests the package itself: how it is installed, upgraded and removed, and what it says and keeps.
 
 use super::test::{
     another_ofed, nothing_half_installed, one_line, says_why, Test, NO_NEIGHBOURS, QUICK_MAKE, UPKEEP_REFRESH,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The packages of peermemctl and of the libraries.
+//! Tests the packages of peermemctl and of the libraries.
 
 use super::test::{one_line, Test};
 use crate::stubs::DEBS;

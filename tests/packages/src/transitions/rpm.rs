@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The same package by rpm.
+//! Tests the same package by rpm.
 
 use super::interrupted::{interrupt, of_a_removal, of_an_installation, of_an_upgrade, something_is_there};
 use super::kernels::NOT_FOR_THE_NEXT_KERNEL;

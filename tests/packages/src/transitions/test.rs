@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A machine under test: what happens to it, and what is checked afterwards.
+//! Has a machine under test: runs what happens to it, and checks what is left afterwards.
 
 use crate::machine::{Built, Layers, Machine, Resolved, Said};
 use anyhow::{ensure, Context, Result};
