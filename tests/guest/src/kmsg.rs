@@ -6,6 +6,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 
 use anyhow::{Context, Result};
+use peermem_proc::kernel_log;
 
 /// A place in the kernel log; what is printed after it can be read once.
 pub struct Mark {
@@ -27,7 +28,7 @@ impl Mark {
         let mut buf = vec![0u8; 8192];
         loop {
             match self.log.read(&mut buf) {
-                Ok(n) => out.extend(message(&String::from_utf8_lossy(&buf[..n]))),
+                Ok(n) => out.extend(text(&String::from_utf8_lossy(&buf[..n]))),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(out),
                 // The next message was overwritten before it was read, so go on with the oldest
                 // that is left.
@@ -40,23 +41,10 @@ impl Mark {
 
 /// Returns whether this is the first line of a report that no test may cause. (The host judges the
 /// whole console, by a longer list. This function only finds the test that caused the report.)
-pub fn is_alarm(line: &str) -> bool {
-    // The beginnings of reports by the kernel's own checkers (lib/, mm/kasan, kernel/locking,
-    // kernel/dma/debug.c, kernel/panic.c).
-    const BEGIN: [&str; 9] = [
-        "BUG: ",
-        "WARNING: ",
-        "DMA-API: ",
-        "INFO: task ",
-        "UBSAN: ",
-        "refcount_t: ",
-        "Oops: ",
-        "list_add corruption",
-        "list_del corruption",
-    ];
+fn is_alarm(line: &str) -> bool {
     // Data races in other people's code do not count: the kernel has some.
     let foreign = line.starts_with("BUG: KCSAN: ") && !line.contains("[nvidia_peermem]");
-    BEGIN.iter().any(|b| line.starts_with(b)) && !foreign
+    kernel_log::is_report(line) && !foreign
         // If nobody releases a hold point, the test is wrong, or something hangs.
         || line.starts_with("nvidia_lab:") && line.contains("timed out")
 }
@@ -82,29 +70,19 @@ pub fn alarms(said: Vec<String>) -> Vec<String> {
     alarms
 }
 
-/// Returns the text of a record `prio,seq,time,flags;text\n KEY=value...`, or `None` for records
-/// from user space (facility > 0).
-fn message(record: &str) -> Option<String> {
-    let (head, rest) = record.split_once(';')?;
-    let prio: u32 = head.split(',').next()?.parse().ok()?;
-    if prio >> 3 != 0 {
-        return None;
-    }
-    Some(rest.lines().next().unwrap_or("").to_string())
+/// Returns the text of a record of the kernel, whose second line and those after it are `KEY=value`.
+fn text(record: &str) -> Option<String> {
+    Some(kernel_log::message(record.lines().next()?)?.1.to_string())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{alarms, is_alarm, message};
+    use super::{alarms, is_alarm, text};
 
     #[test]
-    fn alarms_are_known_by_their_first_line() {
-        assert!(is_alarm("BUG: KASAN: slab-use-after-free in nv_dma_map+0x4ef/0x570 [nvidia_peermem]"));
-        assert!(is_alarm("WARNING: possible circular locking dependency detected"));
+    fn a_data_race_counts_where_the_module_is_in_it() {
         assert!(is_alarm("BUG: KCSAN: data-race in do_exit / nv_acquire+0x10/0x20 [nvidia_peermem]"));
         assert!(!is_alarm("BUG: KCSAN: data-race in do_exit / do_exit"));
-        assert!(!is_alarm("kmemleak: Kernel memory leak detector initialized (mem pool available: 35472)"));
-        assert!(!is_alarm("rxe0: pd#20 rxe_reg_user_mr: returned err = -14"));
     }
 
     #[test]
@@ -119,12 +97,8 @@ mod tests {
     }
 
     #[test]
-    fn record_is_cut_to_its_text() {
-        assert_eq!(
-            message("6,339,5140900,-;NET: Registered; family 10\n SUBSYSTEM=net\n").as_deref(),
-            Some("NET: Registered; family 10")
-        );
-        assert_eq!(message("12,340,5140901,-;systemd says hello\n"), None);
-        assert_eq!(message("nonsense"), None);
+    fn a_record_is_cut_to_its_text() {
+        let record = "6,339,5140900,-;NET: Registered; family 10\n SUBSYSTEM=net\n";
+        assert_eq!(text(record).as_deref(), Some("NET: Registered; family 10"));
     }
 }

@@ -2,6 +2,8 @@
 //! Reads the files in /proc/driver/nvidia-peermem (docs/proc.md), which `src/peer/proc.rs`
 //! writes. `tests/host/kernel-lite/tests/proc.rs` reads with this crate what the module writes.
 
+pub mod kernel_log;
+
 use std::collections::BTreeMap;
 
 /// The folder of the files.

@@ -55,8 +55,8 @@ const REPORTS: [(Option<Kind>, &str); 12] = [
     (Some(Kind::Warning), "^WARNING:"),
     (
         Some(Kind::Bug),
-        "^(BUG:|Oops|general protection fault|Kernel panic|list_(add|del) corruption|slab error)\
-        |kernel BUG at|unable to handle|invoked oom-killer|page allocation failure|stack-protector:|Bad page state",
+        "^(BUG:|Internal error:|Oops|general protection fault|Kernel panic|list_(add|del) corruption|slab error)\
+        |kernel BUG at|[Uu]nable to handle|invoked oom-killer|page allocation failure|stack-protector:|Bad page state",
     ),
 ];
 static PATTERNS: LazyLock<RegexSet> =
@@ -97,6 +97,7 @@ fn kind(line: &str) -> Option<Kind> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use peermem_proc::kernel_log::REPORTS;
     use std::collections::BTreeMap;
 
     // The lab's own kernel wrote these logs: a boot without incident; one of each alarm of the
@@ -148,6 +149,15 @@ mod tests {
         assert_eq!(of(&[WARNING, ANNOUNCED].concat()), [(Kind::Warning, 1), (Kind::StandIn, 2)]);
         let other = "[    1.1] WARNING: CPU: 0 PID: 7 at more.c:15 more+0x1/0x2 [more]\n";
         assert_eq!(of(&[ANNOUNCED, other].concat()), [(Kind::Warning, 2), (Kind::StandIn, 1)]);
+    }
+
+    #[test]
+    fn a_report_that_the_guest_sees_is_an_alarm() {
+        // What follows makes a blocked task and a stall of the two beginnings that need more.
+        for begin in REPORTS {
+            let line = format!("[    1.0] {begin}x blocked for more than 60 s, stalls");
+            assert_eq!(scan(&line).len(), 1, "{line}");
+        }
     }
 
     #[test]

@@ -2,55 +2,30 @@
 //! What the kernel says while a check runs.
 
 use crate::root::{Missing, Root};
+use peermem_proc::kernel_log::{is_report, message};
 
-/// The beginnings of lines by which the kernel reports a bug of its own, or a stuck task.
-const BEGIN: [&str; 12] = [
-    "BUG: ",
-    "WARNING: ",
-    "Oops",
-    "general protection fault",
-    "DMA-API: ",
-    "INFO: task ",
-    "INFO: rcu",
-    "UBSAN: ",
-    "refcount_t: ",
-    "list_add corruption",
-    "list_del corruption",
-    "Unable to handle kernel",
-];
 /// The words of drivers about an access that went wrong: the GPU's, or one that an IOMMU blocked.
 const INSIDE: [&str; 3] = ["NVRM: Xid", "DMAR: [DMA", "IO_PAGE_FAULT"];
 
 /// Returns whether a line is one that no check may cause.
 fn is_alarm(line: &str) -> bool {
-    BEGIN.iter().any(|begin| line.starts_with(begin)) || INSIDE.iter().any(|word| line.contains(word))
+    is_report(line) || INSIDE.iter().any(|word| line.contains(word))
 }
 
 /// A place in the log.
 pub struct Mark(Option<u64>);
 
-/// Returns the number and the text of each of the kernel's own records.
-fn records(log: &str) -> impl Iterator<Item = (u64, &str)> {
-    log.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| {
-        let (head, text) = line.split_once(';')?;
-        let mut words = head.split(',');
-        let from_kernel = words.next()?.parse::<u32>().ok()? >> 3 == 0;
-        let number = words.next()?.parse().ok()?;
-        from_kernel.then_some((number, text))
-    })
-}
-
 impl Mark {
     /// Returns the end of the log, or `Err` if this user may not read it.
     pub fn now(root: &Root) -> Result<Self, Missing> {
-        Ok(Self(records(&root.kernel_log()?.0).map(|(number, _)| number).max()))
+        Ok(Self(root.kernel_log()?.0.lines().filter_map(message).map(|(number, _)| number).max()))
     }
 
     /// Returns the alarms since this mark.
     pub fn alarms(&self, root: &Root) -> Vec<String> {
         let (log, _) = root.kernel_log().unwrap_or_default();
         let is_new = |number: u64| self.0.is_none_or(|last| number > last);
-        let alarms = records(&log).filter(|(number, text)| is_new(*number) && is_alarm(text));
+        let alarms = log.lines().filter_map(message).filter(|(number, text)| is_new(*number) && is_alarm(text));
         alarms.map(|(_, text)| text.to_owned()).collect()
     }
 }
