@@ -71,7 +71,7 @@ impl kernel::InPlaceModule for EduDma {
             let bits = *module_parameters::dma_bits.value();
             if !(1..=64).contains(&bits) {
                 pr_err!(
-                    "invalid parameter dma_bits={}: use 28 (default), or as many bits as QEMU's dma_mask has, at most 64\n",
+                    "the module does not load with the invalid parameter dma_bits={}: use 28 (default), or as many bits as QEMU's dma_mask has, at most 64\n",
                     bits
                 );
                 return Err(EINVAL);

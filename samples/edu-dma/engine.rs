@@ -247,7 +247,7 @@ impl Edu {
             return Ok(());
         }
         pr_err!(
-            "{} bytes at {:#x} refused with EOPNOTSUPP: they end at bus address {:#x}, and the device puts {} bits of an address on the bus (dma_bits): have an IOMMU translate for it (intel_iommu=on iommu.passthrough=0), or give QEMU -device edu,dma_mask=0xffffffffffffffff and load with dma_bits=64\n",
+            "{} bytes at {:#x} were refused with EOPNOTSUPP: they end at bus address {:#x}, and the device puts {} bits of an address on the bus (dma_bits): have an IOMMU translate for it (intel_iommu=on iommu.passthrough=0), or give QEMU -device edu,dma_mask=0xffffffffffffffff and load with dma_bits=64\n",
             buffer.span().len(),
             buffer.span().start(),
             last,

@@ -146,7 +146,7 @@ fn say(failure: &Failure, unsaid: u64) {
         let _ = write!(rest, " ({unsaid} more for this reason were not logged)");
     }
     pr_warn!(
-        "process {} ({}): {} registration of {} bytes at {:#x} refused with {}: {}{}\n",
+        "process {} ({}): {} registration of {} bytes at {:#x} was refused with {}: {}{}\n",
         failure.process.tgid(),
         comm.as_str(),
         failure.client.kind.text(),

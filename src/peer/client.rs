@@ -23,7 +23,7 @@ pub(crate) fn find_core() -> Result {
     }
     // SAFETY: No precondition.
     if unsafe { raw::nvpm_uverbs_loaded() } == 0 {
-        pr_err!("ib_uverbs is not loaded, which exports the peer-memory API of DOCA-OFED: modprobe ib_uverbs, and load again; if it still fails, this kernel's RDMA core has no such API\n");
+        pr_err!("ib_uverbs is not loaded, and it exports the peer-memory API of DOCA-OFED: modprobe ib_uverbs, and load again; if it still fails, this kernel's RDMA core has no such API\n");
     } else {
         pr_err!(
             "this kernel's RDMA core has no peer-memory API (no symbol ib_register_peer_memory_client): install DOCA-OFED or MLNX_OFED, or use a linux-nvidia kernel; applications that use dma-buf need neither\n"
@@ -289,7 +289,7 @@ impl Clients {
         READY.store(true, Release);
         for client in [Some(&mode.first), mode.second.as_ref()].into_iter().flatten() {
             pr_info!(
-                "{} client {} ({}) registered\n",
+                "the {} client {} ({}) is registered\n",
                 if are_plain() { "plain" } else { "extended" },
                 client.owner.asked.name,
                 client.owner.asked.kind.text()

@@ -28,7 +28,7 @@ fn check_flag(name: &str, value: c_int, meanings: &str) -> Result {
     if matches!(value, 0 | 1) {
         return Ok(());
     }
-    pr_err!("invalid parameter {}={}: {}\n", name, value, meanings);
+    pr_err!("the module does not load with the invalid parameter {}={}: {}\n", name, value, meanings);
     Err(EINVAL)
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn check() -> Result {
     )?;
     if fallback == 1 && persistent == 0 {
         pr_err!(
-            "invalid parameter revocable_fallback=1: with persistent_api_support=0 revocable pins come first anyway, so leave one of the two out\n"
+            "the module does not load with the invalid parameter revocable_fallback=1: with persistent_api_support=0 revocable pins come first anyway, so leave one of the two out\n"
         );
         return Err(EINVAL);
     }

@@ -25,7 +25,7 @@ impl Folder {
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: Module init, where everything that the files show is initialised already.
         to_result(unsafe { raw::nvpm_proc_create() }).inspect_err(|_| {
-            pr_err!("cannot make /proc/driver/nvidia-peermem: no memory, or another module has made it (lsmod): free memory or unload that module, then load again\n");
+            pr_err!("the folder /proc/driver/nvidia-peermem cannot be made: there is no memory, or another module has made it (lsmod): free memory or unload that module, then load again\n");
         })?;
         Ok(Self(()))
     }

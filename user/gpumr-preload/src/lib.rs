@@ -525,7 +525,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
 ) -> c_int {
     // SAFETY: The caller's region.
     if !unsafe { give_away(mr) } {
-        say("ibv_rereg_mr() in a child of the process that registered the region");
+        say("ibv_rereg_mr() fails in a child of the process that registered the region");
         fail(libc::EOPNOTSUPP);
         return UNCHANGED;
     }

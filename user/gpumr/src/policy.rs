@@ -26,10 +26,10 @@ impl Policy {
     /// Does the same, given whether the module is loaded.
     pub fn by_module(loaded: bool) -> Self {
         if loaded {
-            let reason = "nvidia-peermem is loaded: peer memory first, then dma-buf";
+            let reason = "nvidia-peermem is loaded: peer memory is tried first, then dma-buf";
             Self { ways: &[Way::PeerMemory, Way::DmaBuf], reason, loaded }
         } else {
-            let reason = "nvidia-peermem is not loaded: dma-buf first, then peer memory";
+            let reason = "nvidia-peermem is not loaded: dma-buf is tried first, then peer memory";
             Self { ways: &[Way::DmaBuf, Way::PeerMemory], reason, loaded }
         }
     }

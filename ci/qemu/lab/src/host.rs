@@ -47,7 +47,7 @@ fn cargo(lab: &Lab, dir: &str, words: &[&str]) -> Command {
 pub fn build(lab: &Lab, wanted: impl Fn() -> bool) -> Result<()> {
     for program in &PROGRAMS {
         if !wanted() {
-            bail!("nobody wants them any more");
+            bail!("the tests are not built: nobody waits for them any more");
         }
         let step = Step::new(format!("build tests of {}", program.name), log(lab, program.name))?;
         step.run(cargo_test(lab, program.dir).arg("--no-run"))?;

@@ -14,7 +14,7 @@ const ROUNDS: u64 = if cfg!(miri) { 6 } else { 300 };
 fn each_registration_ends_once_whenever_its_memory_is_freed() {
     assert_eq!(shim::load(), 0);
     let log = take_log();
-    let said = ["extended client nv_mem (revocable) registered", "extended client nv_mem_nc (persistent) registered"];
+    let said = ["client nv_mem (revocable) is registered", "client nv_mem_nc (persistent) is registered"];
     assert_eq!(log.len(), said.len(), "{log:?}");
     assert!(log.iter().zip(said).all(|(line, said)| line.contains(said)), "{log:?}");
 

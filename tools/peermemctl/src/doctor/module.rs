@@ -499,7 +499,7 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
     let about_us =
         lines.filter(|line| line.contains(NAME) || line.contains("nvidia-peermem") || demanded && is_rejection(line));
     // What failed before a load that worked is history.
-    let mut tries = about_us.take_while(|line| !(line.contains("clients ") && line.contains(" registered"))).peekable();
+    let mut tries = about_us.take_while(|line| !tells_of_load(line)).peekable();
     while let Some(line) = tries.next() {
         // If the kernel keeps the driver's symbols from the module, the module sees no driver.
         let kept = tries.peek().is_some_and(|before| before.contains(GPL_ONLY));
@@ -530,6 +530,12 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
         }
     }
     None
+}
+
+/// Returns whether a line says that this module was loaded: it registered a client. Older versions had
+/// no "is".
+fn tells_of_load(line: &str) -> bool {
+    line.contains(") is registered") || line.contains(") registered")
 }
 
 /// The function by which the driver pins persistently. Only drivers from 550 on have it.
@@ -728,4 +734,22 @@ fn blocked(machine: &Machine) -> Option<Check> {
         ),
     };
     Some(check.seen(seen))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_failed_before_a_load_that_worked_is_history() {
+        for said in [
+            "nvidia_peermem: the extended client nv_mem (persistent) is registered",
+            "nvidia_peermem: extended client nv_mem (persistent) registered",
+            "nvidia_peermem: clients nv_mem (persistent) and nv_mem_rv (revocable) registered as plain clients",
+        ] {
+            assert!(tells_of_load(said), "{said}");
+        }
+        let refused = "ib_core refused the client nv_mem: most likely another module has registered that name";
+        assert!(!tells_of_load(refused));
+    }
 }
