@@ -125,5 +125,5 @@ pub fn draw(title: &str, lines: &[Line], base: f64, value_text: &dyn Fn(f64) -> 
         }
         root.present()?;
     }
-    Ok(svg)
+    Ok(format!("<!-- SPDX-License-Identifier: GPL-2.0 -->\n{svg}"))
 }
