@@ -118,7 +118,7 @@ const HEAD: &str = "# What was soaked
 Each line is a run of `make soak`, which writes it, and names the boots (or `tests/host` as `models`,
 `tests/packages`, `tests/faults/boot` as `planted`) that have not run again since, each with the
 numbers of its tests that passed and that failed. `make soak ONLY=<boot>` repeats one. (Commits that this history lacks
-are parts of later ones. Boots had other names up to 343c0de.)
+are parts of later ones.)
 
 ";
 const COLUMNS: [&str; 6] = ["date", "commit", "machine", "seed", "of NVIDIA's", "boots"];
@@ -162,17 +162,15 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Returns the record with this boot in the line of its run, and a sentence about which of `all` have
-/// no entry.
+/// Returns the record with this boot in the line of its run, without jobs that are not of `all`, and
+/// with a sentence about which of `all` have no entry.
 fn merged(old: &str, run: Vec<String>, boot: &str, result: &str, all: &[&str]) -> String {
     let mut runs: BTreeMap<Vec<String>, BTreeMap<String, String>> = BTreeMap::new();
     for mut row in page::rows(old).filter(|row| row[0] != COLUMNS[0]) {
         let boots = row.pop().unwrap_or_default();
         let boots = boots.split("; ").filter_map(|entry| entry.strip_prefix('`')?.split_once("` "));
-        runs.insert(
-            row,
-            boots.filter(|(name, _)| *name != boot).map(|(a, b)| (a.to_string(), b.to_string())).collect(),
-        );
+        let boots = boots.filter(|(name, _)| *name != boot && all.contains(name));
+        runs.insert(row, boots.map(|(a, b)| (a.to_string(), b.to_string())).collect());
     }
     runs.entry(run).or_default().insert(boot.to_string(), result.to_string());
     let missing = all.iter().filter(|name| !runs.values().any(|boots| boots.contains_key(**name)));
@@ -209,6 +207,8 @@ mod tests {
         assert_eq!(rows, ["| 2026-01-02 | a | m | 5 | – | `suites` 3 |", old]);
         let last = merged(&again, run("2026-01-02"), "storm", "3", &all[..2]);
         assert!(!last.contains("2026-01-01"), "a line without boots stays: {last}");
+        let renamed = merged(&last, run("2026-01-03"), "models", "8", &["storm", "models"]);
+        assert!(renamed.contains("`storm` 3") && !renamed.contains("`suites`"), "what is no job any more: {renamed}");
     }
 
     #[test]
