@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
+use crate::abi::CuHandle;
 use crate::code::{Code, Res};
 use crate::driver::{driver, Buffer, Driver, Place};
-use crate::CuHandle;
 
 /// One end of a copy.
 enum End {

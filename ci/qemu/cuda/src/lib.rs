@@ -30,6 +30,7 @@
 //! arguments (perftest 25.07 and later). The function does not touch the fifth.
 #![allow(non_snake_case)]
 
+mod abi;
 mod attribute;
 mod block;
 mod code;
@@ -39,6 +40,7 @@ mod entry;
 mod pointer;
 mod stream;
 
+use abi::{answer, put, CuContext, CuHandle, CuPtr, CuResult, HostFunction, StreamCallback};
 use code::{Code, Res, NAMES};
 use copy::{copy, copy_later, fill, fill_now};
 pub use cuda_driver::{AccessDesc, AllocationProp};
@@ -48,41 +50,6 @@ use entry::proc_address;
 use nvlab::BACKING;
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::os::fd::IntoRawFd;
-
-/// The result of every function: 0 or a [`Code`].
-type CuResult = c_uint;
-/// A device address.
-type CuPtr = u64;
-/// A context, opaque to the caller.
-type CuContext = *mut c_void;
-/// A stream or an event, opaque to the caller. NULL is a stream that is always there.
-type CuHandle = *mut c_void;
-/// A function that a stream calls with the stream, the result of its work, and the caller's
-/// pointer.
-type StreamCallback = Option<unsafe extern "C" fn(CuHandle, CuResult, *mut c_void)>;
-/// A function that a stream calls with the caller's pointer.
-type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
-
-fn answer(f: impl FnOnce() -> Res<()>) -> CuResult {
-    match f() {
-        Ok(()) => 0,
-        Err(code) => code as CuResult,
-    }
-}
-
-/// Stores a result where the caller wants it.
-///
-/// # Safety
-///
-/// `to` is NULL or good for writing a `T`.
-unsafe fn put<T>(to: *mut T, value: T) -> Res<()> {
-    if to.is_null() {
-        return Err(Code::InvalidValue);
-    }
-    // SAFETY: not NULL, so good for writing, says the caller.
-    unsafe { to.write(value) };
-    Ok(())
-}
 
 /// Defines C functions. Each body is a block of `Res<()>`.
 macro_rules! api {

@@ -4,9 +4,9 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use crate::abi::put;
 use crate::code::{Code, Res};
 use crate::driver::{Buffer, Place};
-use crate::put;
 use cuda_driver::SYNC_MEMOPS;
 
 /// The value of one pointer attribute, in the attribute's own type.

@@ -2,13 +2,17 @@
 
 //! `/dev/nvidiactl`: allocates and accesses video memory.
 
+use crate::error::{Error, Result};
 use crate::sys::{self, Arg};
-use crate::{Error, Result, BACKING};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 const CTL: &str = "/dev/nvidiactl";
+
+/// The size of a block of video memory in bytes. An allocation is rounded up to it, and a GPU
+/// address is aligned to it.
+pub const BACKING: u64 = 2 << 20;
 
 /// The physical layout of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

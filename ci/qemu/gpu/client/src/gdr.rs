@@ -2,8 +2,8 @@
 
 //! `/dev/nvlab_gdr`: makes pins outside of the peer-memory client.
 
+use crate::error::{Error, Result};
 use crate::sys::{self, Arg};
-use crate::{Error, Result};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, BorrowedFd};
 

@@ -2,8 +2,8 @@
 
 //! debugfs `nvidia_lab`: lets a test see and steer the stand-in.
 
+use crate::error::{Error, Result};
 use crate::parse::{self, Accounting, Allocation, BarPage, Chunk, Complaint, HoldState, PinLine};
-use crate::{Error, Result};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 

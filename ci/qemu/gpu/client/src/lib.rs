@@ -15,7 +15,7 @@ mod lab;
 pub mod parse;
 mod sys;
 
-pub use client::{Client, Info, Layout, Memory, Piece, Request, Reservation};
+pub use client::{Client, Info, Layout, Memory, Piece, Request, Reservation, BACKING};
 pub use error::{Error, Result};
 pub use gdr::{Gdr, Kind, Pci, Pin};
 pub use lab::{Hold, Lab};
@@ -23,6 +23,3 @@ pub use parse::{Accounting, Allocation, BarPage, Chunk, HoldState, PinLine, Stat
 
 /// The size of a GPU page in bytes. A pin consists of such pages.
 pub const GPU_PAGE: u64 = 64 << 10;
-/// The size of a block of video memory in bytes. An allocation is rounded up to it, and a GPU
-/// address is aligned to it.
-pub const BACKING: u64 = 2 << 20;

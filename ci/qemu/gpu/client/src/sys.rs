@@ -2,7 +2,7 @@
 
 //! Repeats `nvlab_uapi.h` in Rust. The test below compares the two.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
