@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The command line. Man pages and completions are made from this (examples/generate.rs).
 
-use crate::answer::VERSION;
 use crate::complete;
 use crate::doctor;
 use crate::manual;
 use crate::print::{Detail, WIDTH};
 use crate::verify::ways::WayWord;
 use crate::verify::Wanted;
+use crate::VERSION;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::ArgValueCandidates;
 use std::path::PathBuf;

@@ -1,35 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The environment of a process, and the files that NCCL and UCX add to it.
 
-use crate::consumer;
-use crate::consumer::mooncake::{CONFIGURATION, PROTOCOL, SGLANG_DEVICES, VLLM_PROTOCOL};
 use crate::launcher::{self, Launched};
 use crate::root::{Missing, Root};
 use crate::topology_file::Topology;
 use crate::ucx_conf::{Files, Places};
+use crate::variables::{assignment, Variables, CONFIGURATION, OURS, PROTOCOL, SGLANG_DEVICES, VLLM_PROTOCOL};
 use anyhow::{bail, Result};
-use std::collections::BTreeMap;
 use std::ffi::OsString;
-
-/// Variables by name.
-pub type Variables = BTreeMap<String, String>;
-
-/// The beginnings of the names of variables by which verdicts go.
-pub const OURS: [&str; 10] = [
-    "NCCL_",
-    "UCX_",
-    "NVSHMEM_",
-    "FI_",
-    "MC_",
-    "MOONCAKE_",
-    "OMPI_MCA_",
-    "WITH_NVIDIA_PEERMEM",
-    consumer::VISIBLE,
-    consumer::ORDER,
-];
 
 /// The environment that is meant if nobody names another.
 const OWN: &str = "this shell";
+
+/// Lists the places where Amazon's installer puts its plugin of NCCL.
+pub const OFI_PLUGINS: [&str; 4] = [
+    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so",
+    "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu/libnccl-net.so",
+    "/opt/amazon/ofi-nccl/lib64/libnccl-net.so",
+    "/opt/aws-ofi-nccl/lib/libnccl-net.so",
+];
 
 /// The topology that a platform gives NCCL.
 const VIRTUAL_TOPOLOGY: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
@@ -407,14 +396,7 @@ pub fn nccl_plugin(root: &Root, below: &str, paths: &str) -> Option<String> {
     let named = paths.split(':').map(str::to_owned).chain(configured).filter(|folder| folder.starts_with('/'));
     let mut all = named.chain(LIBRARIES.map(str::to_owned)).map(|folder| format!("{folder}/{PLUGIN}"));
     let file = all.find(|file| root.exists(&format!("{below}{file}")))?;
-    (!consumer::OFI_PLUGINS.contains(&file.as_str())).then_some(file)
-}
-
-/// Reads `NAME=VALUE`.
-pub fn assignment(word: &str) -> Option<(String, String)> {
-    let (name, value) = word.split_once('=')?;
-    let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    is_name.then(|| (name.to_owned(), value.to_owned()))
+    (!OFI_PLUGINS.contains(&file.as_str())).then_some(file)
 }
 
 #[cfg(test)]

@@ -41,6 +41,10 @@ pub mod topology_file;
 pub mod trial;
 pub mod ucx_conf;
 pub mod unload;
+pub mod variables;
 pub mod verbs;
 pub mod verify;
 pub mod way;
+
+/// The version of this program, and of the module that it comes with.
+pub const VERSION: &str = include_str!("../../../VERSION").trim_ascii();

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The admin's configuration of modprobe, depmod and systemd-modules-load.
 
-use crate::environment::{assignment, Variables};
-use crate::launcher;
-use crate::root::Root;
-use crate::setting::{GRUB, OS_RELEASE};
+use crate::root::{Root, OS_RELEASE};
+use crate::variables::{assignment, split, Variables};
 
 // The folders of modprobe.d(5), modules-load.d(5), udev(7) and systemd.unit(5), the first one
 // first.
@@ -17,6 +15,10 @@ pub const MODULES_LOAD: [&str; 5] = [
     "/usr/lib/modules-load.d",
     "/lib/modules-load.d",
 ];
+
+/// The words that say where a boot loader has the kernel's command line, and how to change it
+/// there.
+pub const GRUB: &str = " (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub or grub2-mkconfig)";
 
 /// A line of a configuration file.
 pub struct Line {
@@ -517,7 +519,7 @@ fn variables_of(root: &Root, file: &str) -> Variables {
     for text in own.into_iter().chain(added).filter_map(|file| root.text(&file).ok()) {
         for (key, value) in continued(&text).lines().filter_map(|line| line.split_once('=')) {
             match key.trim() {
-                "Environment" => variables.extend(launcher::split(value).iter().filter_map(|word| assignment(word))),
+                "Environment" => variables.extend(split(value).iter().filter_map(|word| assignment(word))),
                 ENVIRONMENT_FILE => variables.extend(assigned(root, &environment_file(value))),
                 _ => {}
             }
@@ -541,7 +543,7 @@ fn assigned(root: &Root, file: &str) -> Variables {
 
 /// Returns the variables that the lines of a text assign: each line that is nothing else, with or without `export`.
 fn of_lines(text: &str) -> Variables {
-    let of = |line: &str| match launcher::split(line.trim().trim_end_matches(';')).as_slice() {
+    let of = |line: &str| match split(line.trim().trim_end_matches(';')).as_slice() {
         [word] => assignment(word),
         [export, word] if export == "export" => assignment(word),
         _ => None,

@@ -2,13 +2,22 @@
 //! Module files on disk: which one modprobe would load, and what is in it.
 
 use crate::kernel::modules_dir;
-use crate::machine::PACKAGE;
 use crate::modprobe;
 use crate::root::Root;
 use anyhow::{bail, Context, Result};
 use object::{Object, ObjectSection, ObjectSymbol, SymbolSection};
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
+
+/// The folder of the package nvidia-peermem-rust-dkms: a folder for each kernel with a link to its module, and the
+/// program of [`upkeep()`].
+pub const PACKAGE: &str = "/usr/lib/nvidia-peermem-rust";
+
+/// Returns the program of the package that builds and installs the module on every kernel with headers
+/// (packaging/dkms/upkeep).
+pub fn upkeep() -> String {
+    format!("{PACKAGE}/upkeep")
+}
 
 /// The words that follow a module's ELF image if it is signed.
 const SIGNED: &[u8] = b"~Module signature appended~\n";

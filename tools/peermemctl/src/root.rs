@@ -27,6 +27,9 @@ const LOG_TIME: Duration = Duration::from_millis(400);
 const MOST: usize = 1 << 20;
 const LONG: [&str; 3] = ["/proc/kallsyms", "/proc/driver/", "/lib/modules/"];
 
+/// The file in which a system has its name.
+pub const OS_RELEASE: &str = "/etc/os-release";
+
 /// The folder in which recorded trees keep what programs printed.
 pub const TOOLS: &str = "/.tools";
 

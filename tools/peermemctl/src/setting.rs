@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! The kind of machine that this is. A cure for one kind is none for another, so this is read first.
 
-use crate::facts;
 use crate::kernel;
 use crate::log_words::ENCRYPTION;
-use crate::machine::Machine;
-use crate::modprobe::COMMAND_LINE;
+use crate::modprobe::{COMMAND_LINE, GRUB};
 use crate::module_file::{self, ModuleFile};
-use crate::nvidia;
-use crate::pci::Device;
 use crate::rdma::RdmaDevice;
-use crate::root::Root;
+use crate::root::{Root, OS_RELEASE};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -51,11 +47,8 @@ pub const KAIROS_ID: &str = "KAIROS_ID=";
 /// The system of Harvester and Elemental.
 const SLE_RANCHER: &str = "SLE Micro for Rancher";
 
-/// The words that say where a boot loader has the kernel's command line, and how to change it
-/// there.
-pub const GRUB: &str = " (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub or grub2-mkconfig)";
-/// The same where boot entries are files of their own (Boot Loader Specification), which grub2-mkconfig leaves as they
-/// are, and where systemd-boot or kernel-install writes them.
+/// What [`GRUB`] is where boot entries are files of their own (Boot Loader Specification), which grub2-mkconfig leaves
+/// as they are, and where systemd-boot or kernel-install writes them.
 const GRUBBY: &str = " (grubby --update-kernel=ALL --remove-args='...')";
 const ENTRIES: &str =
     " (options in /boot/loader/entries/*.conf, or /etc/kernel/cmdline and then kernel-install add-all)";
@@ -220,9 +213,6 @@ pub const OF_IMAGE: &str = "container-image-reference";
 /// root can be written to.
 pub const TRANSACTIONAL_UPDATE: &str = "/usr/sbin/transactional-update";
 pub const MOUNTS: &str = "/proc/self/mounts";
-
-/// The file in which a system has its name.
-pub const OS_RELEASE: &str = "/etc/os-release";
 
 /// What this program runs on.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
@@ -620,7 +610,7 @@ impl Setting {
 /// The words of the kernel's command line that have the IOMMU let addresses through.
 pub const IDENTITY: [&str; 2] = [OF_X86, "iommu.passthrough=1"];
 /// The one that kernels for x86 alone know.
-const OF_X86: &str = "iommu=pt";
+pub const OF_X86: &str = "iommu=pt";
 
 /// The file in which Xen says what its domain may do.
 pub const XEN: &str = "/proc/xen/capabilities";
@@ -947,117 +937,6 @@ impl GpuClass {
     }
 }
 
-impl Machine<'_> {
-    /// Returns what has the IOMMU let addresses through.
-    pub fn identity_iommu(&self) -> String {
-        let given = self.root.line(COMMAND_LINE).unwrap_or_default();
-        let is_arm = self.setting.architecture.as_deref() == Some("aarch64");
-        let is_known = |word: &&str| IDENTITY.contains(word) && (*word != OF_X86 || !is_arm);
-        let given = given.split_ascii_whitespace().find(is_known);
-        let fix = match (given, is_arm) {
-            (Some(word), _) => format!(
-                "this kernel was booted with {word}, and the IOMMU translates all the same: see what has its group so (journalctl -k | grep -iE 'iommu|DMAR': a port that is marked as untrusted, a platform that asks for it, or what wrote to /sys/kernel/iommu_groups/N/type)"
-            ),
-            (None, true) => "boot with iommu.passthrough=1 on the kernel command line".to_owned(),
-            (None, false) => "boot with iommu=pt on the kernel command line (or, on a machine without VMs, intel_iommu=off or amd_iommu=off)".to_owned(),
-        };
-        self.setting.on_host(&fix)
-    }
-
-    /// Returns a GPU's name: the list of PCI ids has it, or the GPU driver.
-    pub fn gpu_name(&self, gpu: &Device) -> String {
-        let own = gpu.name();
-        if gpu.has_known_name() {
-            return own;
-        }
-        let smi = self.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.name.clone());
-        let told = smi.or_else(|| nvidia::model(self.root, &gpu.address));
-        told.unwrap_or_else(|| if is_gb10(gpu) { "NVIDIA GB10".to_owned() } else { own })
-    }
-
-    /// Returns whether this machine has a GPU as a vGPU, by nvidia-smi or by its name: A100-40C, GRID
-    /// T4-16Q.
-    pub fn is_vgpu(&self, gpu: &Device) -> bool {
-        let told = self.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.virtualization.clone());
-        let smi = self.smi.as_ref().ok().and_then(|smi| smi.get(&gpu.address)?.name.clone());
-        let names = smi.into_iter().chain(nvidia::model(self.root, &gpu.address));
-        told.as_deref() == Some("VGPU") || names.into_iter().any(|name| is_name_of_vgpu(&name))
-    }
-
-    /// Returns the line of boards that a GPU is of, if NVIDIA names that neither among those whose memory it
-    /// gives to NICs nor among the others.
-    pub fn unnamed_line(&self, gpu: &Device) -> Option<&'static str> {
-        const LINES: [(&str, &str); 6] = [
-            ("TITAN", "a TITAN"),
-            ("CMP ", "a CMP"),
-            ("P102-", "a board for mining"),
-            ("P104-", "a board for mining"),
-            ("P106-", "a board for mining"),
-            ("Graphics Device", "a board without a name"),
-        ];
-        let model = nvidia::model(self.root, &gpu.address);
-        let names = [gpu.name(), self.gpu_name(gpu), model.unwrap_or_else(|| gpu.name())];
-        let told = names.iter().any(|name| *name != gpu.name());
-        if !gpu.has_known_name() && !told && gpu.vendor == nvidia::NVIDIA && !is_gb10(gpu) {
-            return Some("a board whose name nothing tells here");
-        }
-        LINES.iter().find(|(word, _)| names.iter().any(|name| name.contains(word))).map(|(_, line)| *line)
-    }
-
-    /// Returns the class of a GPU.
-    pub fn gpu_class(&self, gpu: &Device) -> GpuClass {
-        let names = [gpu.name(), self.gpu_name(gpu), nvidia::model(self.root, &gpu.address).unwrap_or_default()];
-        let named = |words: &[&str]| names.iter().any(|name| words.iter().any(|word| name.contains(word)));
-        if is_gb10(gpu) || named(&["GB10", "Orin", "Thor", "Xavier", "Tegra"]) && !named(&["GB100", "GB102"]) {
-            GpuClass::Integrated
-        } else if named(&["GeForce"]) {
-            GpuClass::Geforce
-        } else {
-            GpuClass::Full
-        }
-    }
-}
-
-/// Returns whether a name ends with a vGPU's profile: a size in GB and a series, as in `-40C`.
-fn is_name_of_vgpu(name: &str) -> bool {
-    // With a MIG instance's media engines behind it: H100-1-10CME, and its graphics: ...-24QGFX.
-    const MORE: [&str; 3] = ["", "ME", "GFX"];
-    let profile = name.rsplit('-').next().filter(|profile| profile.len() < name.len()).unwrap_or_default();
-    let series = profile.trim_start_matches(|c: char| c.is_ascii_digit());
-    let more = series.strip_prefix(['A', 'B', 'C', 'Q']);
-    series.len() < profile.len() && more.is_some_and(|more| MORE.contains(&more))
-}
-
-/// Returns whether the driver of an EFA takes GPU memory without a peer-memory core, as its own says in
-/// sysfs.
-pub fn takes_by_itself(machine: &Machine, nic: &RdmaDevice) -> bool {
-    if vendor(nic) != Vendor::Efa {
-        return false;
-    }
-    // The second file is of older versions (amzn-drivers 4f19416cdea1, efa_sysfs.c).
-    let of = |file: &str| machine.root.line(&format!("/sys/class/infiniband/{}/device/{file}", nic.name));
-    of("p2p").is_some_and(|p2p| p2p.starts_with("NVIDIA")) || of("gdr").as_deref() == Some("1")
-}
-
-/// Returns the family or the type of this instance of Amazon's, if its hardware lets no EFA reach GPU memory:
-/// `family g6e`, `type g7e.8xlarge`.
-pub fn instance_without_gpudirect(machine: &Machine, nic: &RdmaDevice) -> Option<String> {
-    if vendor(nic) != Vendor::Efa {
-        return None;
-    }
-    let dmi = |name: &str| machine.root.line(&format!("/sys/class/dmi/id/{name}")).unwrap_or_default();
-    let product = dmi("product_name");
-    let family = product.split('.').next().filter(|family| facts::EFA_WITHOUT_GPUDIRECT.contains(family));
-    let of_type = facts::EFA_TYPES_WITHOUT_GPUDIRECT.contains(&product.as_str());
-    let named = family.map(|family| format!("family {family}")).or(of_type.then(|| format!("type {product}")))?;
-    (dmi("sys_vendor") == "Amazon EC2").then_some(named)
-}
-
-/// Returns whether a GPU is GB10's, whose ids go from 2e00 to 2eff.
-fn is_gb10(gpu: &Device) -> bool {
-    gpu.vendor == nvidia::NVIDIA && (0x2e00..0x2f00).contains(&gpu.device)
-}
-
 /// Makers of RDMA devices whose drivers differ in how they take GPU memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Vendor {
@@ -1085,25 +964,6 @@ pub fn vendor(nic: &RdmaDevice) -> Vendor {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Checks names that nvidia-smi has in guests, and names of boards that end alike.
-    #[test]
-    fn a_vgpu_is_known_by_its_name() {
-        for (name, wanted) in [
-            ("NVIDIA A100-40C", true),
-            ("GRID T4-16Q", true),
-            ("NVIDIA H100XM-7-80C", true),
-            ("NVIDIA H100-1-10CME", true),
-            ("NVIDIA RTX Pro 6000 Blackwell DC-1-24QGFX", true),
-            ("NVIDIA A40-8A", true),
-            ("NVIDIA A100-SXM4-40GB", false),
-            ("NVIDIA H100 PCIe", false),
-            ("Tesla V100-PCIE-16GB", false),
-            ("NVIDIA A10", false),
-        ] {
-            assert_eq!(is_name_of_vgpu(name), wanted, "{name}");
-        }
-    }
 
     #[test]
     fn images_and_systems_that_are_changed_in_place() {

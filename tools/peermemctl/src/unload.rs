@@ -2,9 +2,8 @@
 //! Says how a module is unloaded on this machine, and who uses it and has to end first.
 
 use crate::machine::{Machine, NAME, OLD_MODULE};
-use crate::modprobe;
+use crate::modprobe::{self, GRUB};
 use crate::nvidia;
-use crate::setting::GRUB;
 use crate::text;
 use std::collections::BTreeSet;
 

@@ -14,7 +14,7 @@ use crate::nvidia::{self, Flavour};
 use crate::pci::{Device, Distance, Iommu};
 use crate::rdma::{self, RdmaDevice};
 use crate::root::Root;
-use crate::setting::{self, vendor, Vendor};
+use crate::setting::{vendor, Vendor};
 use crate::unload;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -167,7 +167,7 @@ fn judge(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way, checks: &[
 
 /// Returns whether the driver of a NIC takes GPU memory without the peer-memory API, or may do so.
 pub fn takes_or_pins(machine: &Machine, nic: &RdmaDevice) -> bool {
-    setting::takes_by_itself(machine, nic) || pins(machine, nic)
+    machine.takes_by_itself(nic) || pins(machine, nic)
 }
 
 /// Returns whether the driver of a NIC calls the GPU driver's functions that pin memory, as Omni-Path's does
@@ -252,7 +252,7 @@ pub fn possible(machine: &Machine, gpu: &Device, nic: &RdmaDevice, way: Way) -> 
             rdma::PRODUCT_DATA
         ));
     }
-    if let Some(instance) = setting::instance_without_gpudirect(machine, nic) {
+    if let Some(instance) = machine.instance_without_gpudirect(nic) {
         return Judged::No(format!(
             "{} is an EFA of an instance of {instance}, whose hardware has no GPUDirect RDMA ({})",
             nic.name,
@@ -365,7 +365,7 @@ pub fn nic_asks_peers(machine: &Machine, nic: &RdmaDevice) -> Judged {
 }
 
 fn peer_memory(machine: &Machine, gpu: &Device, nic: &RdmaDevice) -> Judged {
-    if setting::takes_by_itself(machine, nic) {
+    if machine.takes_by_itself(nic) {
         return Judged::Yes(format!("{}'s own driver takes GPU memory (device/p2p in sysfs)", nic.name));
     }
     if pins(machine, nic) {

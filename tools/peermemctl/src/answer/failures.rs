@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `failures`: the last refusals.
 
-use super::told;
+use super::told::told;
 use crate::peermem::{self, Failure};
 use crate::root::Root;
 use anyhow::Result;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `list`: live registrations by process.
 
-use super::told;
+use super::told::told;
 use crate::kernel;
 use crate::peermem::{self, Registration};
 use crate::root::Root;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `matrix`: what each GPU and each NIC can do together, measured.
 
+use super::topo::Place;
 use super::verify::{of_pairs, VerifyPair};
-use super::Place;
 use crate::outcome::Outcome;
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -7,6 +7,7 @@ mod list;
 mod matrix;
 mod selftest;
 mod status;
+mod told;
 mod topo;
 mod verify;
 mod watch;
@@ -23,15 +24,8 @@ pub use watch::{tick, Tick};
 
 use crate::check::Level;
 use crate::doctor;
-use crate::machine::Machine;
-use crate::peermem;
-use crate::root::{Missing, Root};
-use anyhow::{bail, Result};
 use schemars::JsonSchema;
 use serde::Serialize;
-
-/// The version of this program, and of the module that it comes with.
-pub const VERSION: &str = include_str!("../../../../VERSION").trim_ascii();
 
 /// The format of `--json`.
 pub const FORMAT: u32 = 4;
@@ -92,28 +86,5 @@ impl Answer {
             _ => Level::Ok,
         };
         level.exit_code()
-    }
-}
-
-/// Returns the rows of one of the module's files, or an error that says why the file cannot be
-/// read. Looks at the rest of the machine only when there are no rows, so that the reason for a
-/// refusal is there at once.
-fn told<T>(root: &Root, rows: Result<T, Missing>) -> Result<T> {
-    let missing = match rows {
-        Ok(rows) => return Ok(rows),
-        Err(missing) => missing,
-    };
-    match (missing, &Machine::look(root).loaded) {
-        (Missing::Denied, _) => bail!("only root may see that: run it as root"),
-        (Missing::Unknown, _) => bail!("{}; {}", peermem::UNKNOWN, peermem::KNOW_IT),
-        (_, None) => bail!("nvidia_peermem is not loaded; peermemctl doctor says why"),
-        (_, Some(loaded)) => bail!(
-            "the loaded nvidia_peermem ({}) does not tell: there is no {}",
-            match loaded.maker {
-                crate::module_file::Maker::Nvidia => "NVIDIA's",
-                _ => "a build without it",
-            },
-            crate::peermem::DIR
-        ),
     }
 }

@@ -165,7 +165,7 @@ impl Verify {
     pub fn begun(begun: String, seed: u64) -> Self {
         Self {
             level: Level::Ok,
-            version: super::VERSION.to_owned(),
+            version: crate::VERSION.to_owned(),
             arguments: Vec::new(),
             begun,
             seconds: 0.0,

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 //! libfabric's verbs provider. It looks for functions of the kernel, not for a client.
 
-use super::{as_it_is, sure_of, Consumer, Pairing, Refusal, Registers};
+use super::rule::{as_it_is, by_driver, sure_of, Consumer, Pairing, Refusal, Registers};
 use crate::facts;
 use crate::machine::{Machine, REGISTER};
 use crate::setting::{vendor, Vendor};
 use crate::way::Way;
 
-/// The variable that lets the EFA provider use the NIC's RDMA, or not.
-pub const EFA_READS: &str = "FI_EFA_USE_DEVICE_RDMA";
 const DMA_BUF: &str = "ib_umem_dmabuf_get";
 
 pub const LIBFABRIC: Consumer = Consumer {
@@ -23,7 +21,7 @@ pub const LIBFABRIC: Consumer = Consumer {
     told_by: sure_of,
     maps: as_it_is,
     registers: |machine, environment, offered| {
-        if let Some(by_itself) = super::by_driver(machine) {
+        if let Some(by_itself) = by_driver(machine) {
             return by_itself;
         }
         let no_dma_buf = environment.says_no("FI_HMEM_CUDA_USE_DMABUF");

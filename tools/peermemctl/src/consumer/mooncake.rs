@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 //! Mooncake's transfer engine. It registers as `ibv_reg_mr()` does, unless it is told not to.
 
-use super::{as_it_is, sure_of, without_gid, Consumer, Pairing, Refusal, Registers};
+use super::rule::{as_it_is, sure_of, without_gid, Consumer, Pairing, Refusal, Registers};
 use crate::environment::Environment;
 use crate::machine::{Machine, NAME, OLD_MODULE};
 use crate::setting::{vendor, Vendor};
+use crate::variables::{SGLANG_DEVICES, VLLM_PROTOCOL};
 use crate::way::{Judged, Way};
 
 const VARIABLE: &str = "WITH_NVIDIA_PEERMEM";
@@ -13,13 +14,7 @@ const VARIABLE: &str = "WITH_NVIDIA_PEERMEM";
 const TCP: &str = "MC_FORCE_TCP";
 const HCA: &str = "MC_FORCE_HCA";
 const FILTERS: &str = "MC_MS_FILTERS";
-/// The variables of Mooncake's configuration (MooncakeConfig of mooncake-wheel/mooncake/mooncake_config.py), and the
-/// option of vLLM's connector and of SGLang, as arguments of their own.
-pub const PROTOCOL: &str = "MOONCAKE_PROTOCOL";
-pub const CONFIGURATION: &str = "MOONCAKE_CONFIG_PATH";
 const DEVICES: &str = "MOONCAKE_DEVICE";
-pub const VLLM_PROTOCOL: &str = "mooncake_protocol";
-pub const SGLANG_DEVICES: &str = "--disaggregation-ib-device";
 const RDMA: &str = "rdma";
 /// The variables that have it take NVLink, where it was built so (Mooncake's page on supported protocols).
 const NVLINK: [&str; 2] = ["MC_FORCE_MNNVL", "MC_INTRANODE_NVLINK"];

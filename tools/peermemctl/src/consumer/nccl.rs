@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NCCL: its InfiniBand transport, its GPU-initiated networking (GIN), and its SHARP plugin.
 
-use super::{
-    as_it_is, by_file, lists, nvshmem, put_back, sure_of, takes_away, without_gid, Consumer, Keeps, Pairing, Refusal,
+use super::nvshmem;
+use super::rule::{
+    as_it_is, by_file, lists, nearer, put_back, sure_of, takes_away, without_gid, Consumer, Keeps, Pairing, Refusal,
 };
 use crate::environment::{Environment, Given};
 use crate::facts;
@@ -384,7 +385,7 @@ fn refuses(pairing: &Pairing, machine: &Machine, environment: &Environment) -> O
     // What this machine has nearer than that is the cause, and not the level.
     let within = if pairing.has_link { Distance::Node } else { Distance::Pxb };
     let is_lowered = given.is_some() && path <= default;
-    let nearer = super::nearer(machine, pairing, within).filter(|_| !is_lowered && path > level);
+    let nearer = nearer(machine, pairing, within).filter(|_| !is_lowered && path > level);
     let also = nearer.as_ref().map_or(String::new(), |nearer| format!("; {}", nearer.because));
     let seen = match &given {
         Some((_, given)) => format!("NCCL_NET_GDR_LEVEL of {}", given.place),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! NVSHMEM. Of its NICs it takes the nearest, however far that is.
 
-use super::{as_it_is, by_file, lists, put_back, sure_of, without_gid, Consumer, Keeps, Pairing, Refusal};
+use super::rule::{as_it_is, by_file, lists, put_back, sure_of, without_gid, Consumer, Keeps, Pairing, Refusal};
 use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! UCX. It registers at any distance, and chooses by what it believes each way to carry.
 
-use super::{as_it_is, by_file, put_back, sure_of, takes_away, without_gid, Consumer, Keeps, Refusal};
+use super::rule::{as_it_is, by_file, nearer, put_back, sure_of, takes_away, without_gid, Consumer, Keeps, Refusal};
 use crate::environment::{Environment, Given};
 use crate::facts;
 use crate::machine::Machine;
@@ -63,8 +63,8 @@ pub const UCX: Consumer = Consumer {
             return Some(refusal);
         }
         (pairing.distance == Distance::Sys).then(|| {
-            let near = super::of_own_node(machine, pairing.gpu);
-            let closed = super::nearer(machine, pairing, Distance::Node).filter(|_| near.is_none());
+            let near = super::rule::of_own_node(machine, pairing.gpu);
+            let closed = nearer(machine, pairing, Distance::Node).filter(|_| near.is_none());
             let also = closed.as_ref().map_or(String::new(), |nearer| format!("; {}", nearer.because));
             Refusal {
                 because: format!("it believes that 220 MB/s pass from one NUMA node to another, and takes another way{also}"),

@@ -4,8 +4,8 @@
 //! containers.
 
 use crate::check::Section;
-use crate::machine::{upkeep, Machine, NAME};
-use crate::module_file;
+use crate::machine::{Machine, NAME};
+use crate::module_file::{self, upkeep};
 
 /// The part of a machine that a cure changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

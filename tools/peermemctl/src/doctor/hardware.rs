@@ -280,7 +280,7 @@ fn switched_off(nic: &Device) -> String {
 
 /// Says of an instance of Amazon's that its EFAs reach no GPU memory, if there is no other NIC.
 fn of_family(machine: &Machine) -> Option<Check> {
-    let mut families = machine.rdma.iter().map(|nic| setting::instance_without_gpudirect(machine, nic));
+    let mut families = machine.rdma.iter().map(|nic| machine.instance_without_gpudirect(nic));
     let first = families.next()??;
     families.all(|family| family.is_some()).then(|| {
         Check::fail(

@@ -8,7 +8,6 @@ use crate::environment::Environment;
 use crate::machine::{Machine, REGISTER};
 use crate::nvidia;
 use crate::outcome::Outcome;
-use crate::setting;
 use crate::text;
 use crate::way::{self, AttachRefusal, Judged, Pair, Way};
 use schemars::JsonSchema;
@@ -390,7 +389,7 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
     let only_a_device = machine.rdma.is_empty() && machine.dma_buf();
     // What closes it, if anything does, has a check of its own, whose cure is the first.
     let by_dma_buf = works(Way::DmaBuf) || machine.dma_buf();
-    let by_nic = works(Way::PeerMemory) && machine.rdma.iter().all(|nic| setting::takes_by_itself(machine, nic));
+    let by_nic = works(Way::PeerMemory) && machine.rdma.iter().all(|nic| machine.takes_by_itself(nic));
     let own_way = machine.rdma.is_empty() && hardware::with_own_way(machine).is_some()
         || !machine.rdma.is_empty() && machine.rdma.iter().all(|nic| way::takes_or_pins(machine, nic));
     // If nothing is known of dma-buf, nothing tells whether peer memory is missed.
@@ -401,7 +400,7 @@ pub fn reconsider(machine: &Machine, sections: &mut [Section], verdicts: &[WayVe
     let gpus = machine.gpus();
     let only_own = gpus.is_empty() && machine.setting.tegra;
     let no_gpu_can = !gpus.is_empty() && gpus.iter().all(|gpu| machine.refusal(gpu).is_some());
-    let is_of_family = |nic| setting::instance_without_gpudirect(machine, nic).is_some();
+    let is_of_family = |nic| machine.instance_without_gpudirect(nic).is_some();
     let no_nic_can = !machine.rdma.is_empty() && machine.rdma.iter().all(is_of_family);
     let in_vain = only_own || no_gpu_can || no_nic_can;
     for check in sections.iter_mut().flat_map(|section| &mut section.checks).filter(|check| check.is_finding()) {

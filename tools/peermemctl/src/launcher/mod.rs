@@ -4,10 +4,9 @@
 
 mod tables;
 
-use crate::consumer::mooncake::{SGLANG_DEVICES, VLLM_PROTOCOL};
-use crate::environment::{assignment, OURS};
 use crate::modprobe;
 use crate::root::{Missing, Root};
+use crate::variables::{assignment, split, OURS, SGLANG_DEVICES, VLLM_PROTOCOL};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -880,24 +879,6 @@ fn is_of_system(command: &str) -> bool {
 /// to is a launcher. `./train` is one, `./config.yaml` is none.
 fn is_a_program(word: &str) -> bool {
     word == "--" || word.strip_prefix("./").is_some_and(|file| !file.is_empty() && !file.contains('.'))
-}
-
-/// Splits a part of a script into words; quotes go.
-pub fn split(part: &str) -> Vec<String> {
-    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
-    for c in part.chars() {
-        match (quote, c) {
-            (Some(open), c) if c == open => quote = None,
-            (None, '"' | '\'') => {
-                quote = Some(c);
-                word.get_or_insert_default();
-            }
-            (None, c) if c.is_whitespace() => words.extend(word.take()),
-            _ => word.get_or_insert_default().push(c),
-        }
-    }
-    words.extend(word);
-    words
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `doctor` as text: checks that say the same of several devices are one line.
 
-use super::{style, Detail, Page};
+use super::page::{style, Detail, Page};
 use crate::check::{Check, Level};
 use crate::consumer::Verdict;
 use crate::doctor::Report;

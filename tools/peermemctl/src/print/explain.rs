@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `explain` as text.
 
-use super::Page;
+use super::page::Page;
 use crate::answer::Explanations;
 use anstyle::Style;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `failures` as text.
 
-use super::{tame, Page};
+use super::page::{tame, Page};
 use crate::answer::Failures;
 use crate::text;
 use anstyle::Style;

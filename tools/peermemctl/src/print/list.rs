@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `list` as text.
 
-use super::{table, tame, Page};
+use super::page::{table, tame, Page};
 use crate::answer::List;
 use crate::peermem::Registration;
 use crate::text;

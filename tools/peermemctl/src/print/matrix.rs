@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `matrix` as text: a row for each GPU, a column for each NIC, and why a pair is slow or has no way.
 
-use super::{table, Page};
+use super::page::{style, table, without_a_link, Page};
 use crate::answer::{Matrix, Place, VerifyPair, VerifyWay};
 use crate::check::Level;
 use crate::text;
@@ -74,7 +74,7 @@ pub(crate) fn cell(pair: &VerifyPair) -> String {
 pub(super) fn print(page: &mut Page, matrix: &Matrix) {
     let plain = Style::new();
     for missing in &matrix.missing {
-        page.behind("MISSING ", super::style(Level::Fail), missing, plain);
+        page.behind("MISSING ", style(Level::Fail), missing, plain);
     }
     page.wrapped("", &head(matrix), plain);
     let names: Vec<&str> = nics(&matrix.pairs);
@@ -93,9 +93,9 @@ pub(super) fn print(page: &mut Page, matrix: &Matrix) {
     let cells: String = matrix.pairs.iter().map(cell).collect();
     let marks = [SLOW, UNEVEN, WRONG, ('?', "not tried; doctor expects that it works")];
     for (mark, words) in marks.into_iter().filter(|(mark, _)| cells.contains(*mark)) {
-        page.wrapped(&format!("{mark:<6} "), words, super::style(Level::Warn));
+        page.wrapped(&format!("{mark:<6} "), words, style(Level::Warn));
     }
-    super::without_a_link(page, &matrix.nics_without_a_link);
+    without_a_link(page, &matrix.nics_without_a_link);
     if matrix.measured {
         causes(page, matrix);
     }
@@ -124,12 +124,7 @@ fn causes(page: &mut Page, matrix: &Matrix) {
             count => format!(" and {}", text::count(count - 1, "other")),
         };
         let first = pairs.first().map_or("", String::as_str);
-        page.behind(
-            &format!("  {:<5}", level.text()),
-            super::style(*level),
-            &format!("{first}{more}, {why}"),
-            Style::new(),
-        );
+        page.behind(&format!("  {:<5}", level.text()), style(*level), &format!("{first}{more}, {why}"), Style::new());
     }
     if told.len() > MOST {
         page.line("         --json has more of them");

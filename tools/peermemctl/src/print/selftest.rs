@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `selftest` as text.
 
-use super::{style, Page};
+use super::page::{style, Page};
 use crate::answer::Selftest;
 use crate::text;
 use anstyle::Style;

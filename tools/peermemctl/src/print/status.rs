@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `status` as text.
 
-use super::{style, Page};
+use super::page::{style, Page};
 use crate::answer::Status;
 use crate::check::Level;
 use crate::text;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `topo` as text, after `nvidia-smi topo -m`: codes in a matrix, then who is who.
 
-use super::{table, Detail, Page};
+use super::page::{style, table, Detail, Page};
 use crate::answer::{Pair, Place, Topo};
 use crate::check::Level;
 use crate::pci::Distance;
@@ -62,7 +62,7 @@ pub(super) fn print(page: &mut Page, topo: &Topo) {
     used.sort_unstable();
     used.dedup();
     for (mark, words) in used {
-        page.wrapped(&format!("{mark:<6} "), words, super::style(Level::Warn));
+        page.wrapped(&format!("{mark:<6} "), words, style(Level::Warn));
     }
     if page.detail == Detail::Verbose {
         page.line("");

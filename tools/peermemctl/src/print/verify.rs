@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `verify` as text.
 
-use super::{style, Detail, Page};
+use super::page::{style, without_a_link, Detail, Page};
 use crate::answer::{Verify, VerifyPair, VerifyWay};
 use crate::check::Level;
 use crate::outcome::Outcome;
@@ -18,7 +18,7 @@ pub(super) fn print(page: &mut Page, verify: &Verify) {
     for fact in &verify.facts {
         page.wrapped(&format!("{}: ", fact.name), &fact.value, plain);
     }
-    super::without_a_link(page, &verify.nics_without_a_link);
+    without_a_link(page, &verify.nics_without_a_link);
     each_way(page, &verify.pairs);
     for pass in &verify.passes {
         let counts = if pass.counts { "" } else { " (for comparison)" };
@@ -152,7 +152,7 @@ fn verdict(verify: &Verify) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answer::{self, Answer, Fact, VerifyCheck, VerifyPass};
+    use crate::answer::{Answer, Fact, VerifyCheck, VerifyPass};
     use crate::print::fits;
 
     fn verify(level: Level, missing: &[&str]) -> Verify {
@@ -167,7 +167,7 @@ mod tests {
             |counts: bool| VerifyPass { module: "nvidia_peermem".to_owned(), counts, checks: vec![check.clone()] };
         let mut verify = Verify {
             level,
-            version: answer::VERSION.to_owned(),
+            version: crate::VERSION.to_owned(),
             arguments: vec!["verify".to_owned(), "about ".repeat(40)],
             begun: "2026-11-24 02:41:29.553Z".to_owned(),
             seconds: 1234.5,

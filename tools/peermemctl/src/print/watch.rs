@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 //! `watch` as text: a line for each look, with as many columns as fit.
 
-use super::Page;
+use super::page::Page;
 use crate::answer::Tick;
 use crate::text;
 

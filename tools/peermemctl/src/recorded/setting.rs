@@ -11,11 +11,11 @@ use crate::giver::has_own_dev;
 use crate::machine::NAME;
 use crate::modprobe::{self, is_read_at_boot};
 use crate::nvidia::{self, CAP, MIG_MINORS};
+use crate::root::OS_RELEASE;
 use crate::setting::{
     self, container_of, root_options, APPTAINER, BOOTC_PROGRAM, CGROUP_NAMESPACE, CONFIDENTIAL_NODES, DRIVER_READY,
     ENROOT, KAIROS_ID, KAIROS_RELEASE, KATA_FILES, KATA_UNIT, KERNEL_COMMAND_LINE, MOUNTS, NSPAWN, OF_IMAGE,
-    OSTREE_BOOTED, OS_RELEASE, PODMAN, PROXMOX_BOOT, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG,
-    TRANSACTIONAL_UPDATE, XEN,
+    OSTREE_BOOTED, PODMAN, PROXMOX_BOOT, RPM_OSTREE, SERVICE_ACCOUNT, SYSTEMD, TDX_FLAG, TRANSACTIONAL_UPDATE, XEN,
 };
 use crate::topology_file;
 
