@@ -5,15 +5,37 @@
 //! the name of a child, in a `use` or anywhere else. `mod child;` alone is none. Code of tests does
 //! not count.
 
-use build_tests::repository;
+use build_tests::{repository, run};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use tempfile::TempDir;
 
-/// The folders of the crates. A file's place in its folder is its module's path, as `crate::` names
-/// it.
-const CRATES: [&str; 5] = ["src", "user/gpumr/src", "ci/qemu/lab/src", "tests/guest/src", "tests/host/model/src"];
+/// The folders of crates whose root does not lie in a folder `src` beside a Cargo.toml. (samples/edu-dma
+/// has what it imports from the last one, by a root that gives those names out as its own.)
+const OTHERS: [&str; 2] = ["kernel-lite/kernel", "src"];
+
+/// The imports that close the circles which are known: each goes up, from a file to one that is read
+/// after it. Without them no circle may be left, and none of them may be missing or needless.
+const KNOWN: [(&str, &[(&str, &str)]); 2] = [
+    // cuGetProcAddress() finds itself, too.
+    ("ci/qemu/cuda/src", &[("entry.rs", "lib.rs")]),
+    // What helps against one thing is said by the check of another: the machine knows the cure that fits
+    // it, and a check of doctor ends in that of its cause.
+    (
+        "tools/peermemctl/src",
+        &[
+            ("doctor/hardware.rs", "doctor/gpus.rs"),
+            ("doctor/hardware.rs", "doctor/log.rs"),
+            ("doctor/module.rs", "doctor/api.rs"),
+            ("doctor/module.rs", "doctor/driver.rs"),
+            ("machine.rs", "doctor/driver.rs"),
+            ("machine.rs", "giver.rs"),
+            ("machine.rs", "way.rs"),
+        ],
+    ),
+];
 
 /// The files that are the root of a crate.
 const ROOTS: [&str; 3] = ["lib.rs", "main.rs", "peer_client.rs"];
@@ -198,7 +220,9 @@ impl File {
             // `pub(in crate::module)` imports nothing.
             let is_visibility = at > 2 && is(at - 1, "in") && is(at - 2, "(") && is(at - 3, "pub");
             let is_child = children.contains(word) && inside.is_empty();
-            if !begins || is_visibility || !(is_child || ["crate", "super", "self"].contains(&word)) {
+            // `$crate` in a macro is for those who use it.
+            let is_of_macro = at > 0 && is(at - 1, "$");
+            if !begins || is_visibility || is_of_macro || !(is_child || ["crate", "super", "self"].contains(&word)) {
                 at += 1;
                 continue;
             }
@@ -206,6 +230,10 @@ impl File {
             here.extend(inside.iter().map(|(_, name)| name.clone()));
             let mut named = Vec::new();
             at = leaves(&self.words, at, &[], &mut named);
+            // An exported macro is at the root of its crate, wherever it was written.
+            if word == "crate" && is(at, "!") && ["(", "[", "{"].iter().any(|open| is(at + 1, open)) {
+                continue;
+            }
             for path in named {
                 let ups = path.iter().take_while(|name| *name == "super").count();
                 let (base, rest) = match path[0].as_str() {
@@ -305,11 +333,9 @@ fn circle(uses: &[BTreeMap<usize, String>], of: usize) -> Option<Vec<usize>> {
     None
 }
 
-/// Returns a sentence for each circle of the crate in a folder, for no file more than one.
-fn circles(folder: &Path) -> Vec<String> {
-    let files = read(folder);
-    let uses = uses(&files);
-    let mut ways: Vec<Vec<usize>> = (0..files.len()).filter_map(|of| circle(&uses, of)).collect();
+/// Returns a sentence for each circle of a crate, for no file more than one.
+fn circles(files: &[File], uses: &[BTreeMap<usize, String>]) -> Vec<String> {
+    let mut ways: Vec<Vec<usize>> = (0..files.len()).filter_map(|of| circle(uses, of)).collect();
     ways.sort_by_key(Vec::len);
     let (mut said, mut sentences) = (BTreeSet::new(), Vec::new());
     for way in ways {
@@ -324,16 +350,62 @@ fn circles(folder: &Path) -> Vec<String> {
     sentences
 }
 
+/// Returns a sentence for each circle of the crate in a folder that is not `known`, and for each import
+/// of `known` that closes none.
+fn complaints(folder: &Path, known: &[(&str, &str)]) -> Vec<String> {
+    let files = read(folder);
+    let mut uses = uses(&files);
+    let number = |name: &str| files.iter().position(|file| file.name == name);
+    let taken: Vec<_> = known
+        .iter()
+        .map(|(user, used)| {
+            let (user, used) = (number(user)?, number(used)?);
+            Some((user, used, uses[user].remove(&used)?))
+        })
+        .collect();
+    let mut found = circles(&files, &uses);
+    for ((user, used), taken) in known.iter().zip(taken) {
+        let closes = taken.is_some_and(|(user, used, name)| {
+            uses[user].insert(used, name);
+            let closes = circle(&uses, user).is_some();
+            uses[user].remove(&used);
+            closes
+        });
+        if !closes {
+            found.push(format!("KNOWN has that {user} uses {used}, which closes no circle: take it out"));
+        }
+    }
+    found
+}
+
+/// Returns the folders of all crates with more than one file. A file's place in its folder is its
+/// module's path, as `crate::` names it.
+fn crates() -> Vec<String> {
+    let listed = run(Command::new("git").args(["ls-files", "*Cargo.toml"]).current_dir(repository()));
+    assert!(listed.ok, "git: {}", listed.text);
+    let beside = |manifest: &str| manifest.strip_suffix("Cargo.toml").map(|folder| format!("{folder}src"));
+    let is_crate = |folder: &String| {
+        let mut files = Vec::new();
+        let path = repository().join(folder);
+        if path.is_dir() {
+            collect(&path, &[], &mut files);
+        }
+        files.len() > 1
+    };
+    let found: BTreeSet<String> = listed.text.lines().filter_map(beside).filter(is_crate).collect();
+    found.into_iter().chain(OTHERS.map(str::to_string)).collect()
+}
+
 #[test]
 fn the_modules_of_a_crate_import_each_other_without_a_circle() {
-    let mut found = Vec::new();
-    for folder in CRATES {
+    let (crates, mut found, mut imports) = (crates(), Vec::new(), 0);
+    for folder in &crates {
         let path = repository().join(folder);
-        let files = read(&path);
-        let imports: usize = uses(&files).iter().map(BTreeMap::len).sum();
-        assert!(imports > files.len(), "{folder}: {} files and only {imports} imports", files.len());
-        found.extend(circles(&path).into_iter().map(|sentence| format!("{folder}: {sentence}")));
+        imports += uses(&read(&path)).iter().map(BTreeMap::len).sum::<usize>();
+        let known = KNOWN.iter().find(|(of, _)| of == folder).map_or(&[][..], |(_, known)| known);
+        found.extend(complaints(&path, known).into_iter().map(|sentence| format!("{folder}: {sentence}")));
     }
+    assert!(crates.len() > 15 && imports > 1000, "{imports} imports in {crates:?}");
     assert!(
         found.is_empty(),
         "modules import each other in a circle; move what one needs of the other to where both can see it: {found:#?}"
@@ -342,13 +414,18 @@ fn the_modules_of_a_crate_import_each_other_without_a_circle() {
 
 /// Makes a crate of these files and returns the circles in it.
 fn planted(files: &[(&str, &str)]) -> Vec<String> {
+    planted_but(files, &[])
+}
+
+/// Does the same where some imports are known.
+fn planted_but(files: &[(&str, &str)], known: &[(&str, &str)]) -> Vec<String> {
     let folder = TempDir::new().expect("folder");
     for (name, text) in files {
         let file = folder.path().join(name);
         fs::create_dir_all(file.parent().expect("folder")).expect("folder");
         fs::write(file, text).expect("file");
     }
-    circles(folder.path())
+    complaints(folder.path(), known)
 }
 
 #[test]
@@ -363,6 +440,16 @@ fn a_circle_is_named_file_by_file() {
         ("c.rs", "fn f() { crate::a::g(); }\n"),
     ];
     assert_eq!(planted(&three), ["a.rs uses X of b.rs, b.rs uses c of c.rs, c.rs uses g of a.rs"]);
+}
+
+#[test]
+fn a_known_circle_is_none_until_it_is_gone() {
+    let root = ("lib.rs", "mod a;\nmod b;\n");
+    let (up, down) = (("a.rs", "use crate::b::X;\n"), ("b.rs", "use crate::a::Y;\n"));
+    assert!(planted_but(&[root, up, down], &[("a.rs", "b.rs")]).is_empty());
+    let needless = ["KNOWN has that a.rs uses b.rs, which closes no circle: take it out"];
+    assert_eq!(planted_but(&[root, up, ("b.rs", "")], &[("a.rs", "b.rs")]), needless);
+    assert_eq!(planted_but(&[root, ("a.rs", ""), down], &[("a.rs", "b.rs")]), needless);
 }
 
 #[test]
@@ -381,10 +468,11 @@ fn a_tree_without_a_circle_passes() {
              const RAW: &str = r#\"\"crate::b\"#;\nfn f<'a>(c: &'a char) -> bool { *c == '\"' || *c == '\\'' }\n\
              mod inside {\n    use super::S;\n}\n";
     let down = [
-        ("main.rs", "mod a;\nmod b;\nfn main() { b::f(&'x'); }\n"),
+        ("main.rs", "mod a;\nmod b;\nmod m;\nfn main() { b::f(&'x'); m::g(); }\n"),
         ("a/mod.rs", "pub mod c;\n#[cfg(all(test, not(feature = \"x\")))]\nuse crate::b::f;\n"),
         ("a/c.rs", tests),
         ("b.rs", b),
+        ("m.rs", "macro_rules! m { () => { $crate::f() }; }\nfn g() { crate::m!(); }\n"),
     ];
     assert!(planted(&down).is_empty(), "{:?}", planted(&down));
 }
