@@ -61,15 +61,23 @@ mod tests {
         assert_eq!(ours, unsafe { verbs_layout });
     }
 
-    /// gpumr is published alone, so it has a declaration of its own.
+    /// gpumr is published alone, so it has declarations of its own.
     #[test]
-    fn gpumr_declares_the_same_region() {
-        use gpumr::ibverbs::RawMr;
+    fn gpumr_declares_the_same_region_and_rights() {
+        use gpumr::{ibverbs::RawMr, Access};
         macro_rules! offsets {
             ($kind:ty) => {
                 [offset_of!($kind, addr), offset_of!($kind, handle), offset_of!($kind, lkey), offset_of!($kind, rkey)]
             };
         }
         assert_eq!(offsets!(RawMr), offsets!(ibv_mr));
+        let flags = [
+            (Access::LOCAL_WRITE, ibv_access_flags_IBV_ACCESS_LOCAL_WRITE),
+            (Access::REMOTE_WRITE, ibv_access_flags_IBV_ACCESS_REMOTE_WRITE),
+            (Access::REMOTE_READ, ibv_access_flags_IBV_ACCESS_REMOTE_READ),
+            (Access::REMOTE_ATOMIC, ibv_access_flags_IBV_ACCESS_REMOTE_ATOMIC),
+            (Access::RELAXED_ORDERING, ibv_access_flags_IBV_ACCESS_RELAXED_ORDERING),
+        ];
+        assert!(flags.iter().all(|(ours, theirs)| ours.bits() as u32 == *theirs), "{flags:x?}");
     }
 }

@@ -5,7 +5,7 @@
 //! has to define, and a constructor that opens libibverbs in every process.
 
 // gpumr is published alone, so it declares what it calls itself, and does not use tools/verbs and
-// tools/cuda of its repository; a test of tests/guest compares RawMr with the former.
+// tools/cuda of its repository; a test of tests/guest compares RawMr and Access with the former.
 
 use crate::backend::{Access, Verbs};
 use crate::error::Error;
