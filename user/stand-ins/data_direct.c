@@ -5,10 +5,8 @@
 #include <infiniband/verbs.h>
 #include <stdio.h>
 
-int cuInit(unsigned int flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuCtxPushCurrent_v2(void *context);
-int cuMemAlloc_v2(uint64_t *at, uint64_t size);
+#include "gpus.h"
+
 struct ibv_pd *stand_in_domain(void);
 void stand_in_counts(unsigned int *counts);
 unsigned long long stand_in_export_flags(void);
@@ -26,11 +24,9 @@ int main(void)
 	struct gpumr_lease *lease;
 	unsigned int counts[3];
 	struct gpumr *cache;
-	void *context;
 	uint64_t at;
 
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxPushCurrent_v2(context) ||
-	    cuMemAlloc_v2(&at, 1 << 20))
+	if (start() || allocate(&at, 1 << 20))
 		return 1;
 	for (int i = 0; i < 2; i++) {
 		if (open_data_direct(&cache, i ? GPUMR_PCIE : 0) ||

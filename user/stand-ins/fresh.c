@@ -8,14 +8,11 @@
 
 #include <gpumr.h>
 
+#include "gpus.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
-int cuInit(unsigned int flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuCtxPushCurrent_v2(void *context);
-int cuMemAlloc_v2(uint64_t *at, uint64_t size);
-int cuMemFree_v2(uint64_t at);
 struct ibv_pd *stand_in_domain(void);
 #ifdef __cplusplus
 }
@@ -65,7 +62,6 @@ int main(void)
 	struct ibv_pd second = *stand_in_domain();
 	struct gpumr_lease *none = NULL;
 	struct gpumr *nothing;
-	void *context;
 	uint64_t at;
 	int error;
 
@@ -86,7 +82,7 @@ int main(void)
 		printf("%s\n", gpumr_error());
 		return 1;
 	}
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxPushCurrent_v2(context) || cuMemAlloc_v2(&at, SIZE))
+	if (start() || allocate(&at, SIZE))
 		return 1;
 	for (int round = 0; round < 3; round++) {
 		if (receive_into(&receiver, at))

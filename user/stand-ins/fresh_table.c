@@ -9,14 +9,11 @@
 
 #include <gpumr.h>
 
+#include "gpus.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
-int cuInit(unsigned int flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuCtxPushCurrent_v2(void *context);
-int cuMemAlloc_v2(uint64_t *at, uint64_t size);
-int cuMemFree_v2(uint64_t at);
 struct ibv_pd *stand_in_domain(void);
 #ifdef __cplusplus
 }
@@ -108,12 +105,11 @@ int main(void)
 	struct gpumr_lease *lease, *other;
 	struct gpumr_verbs holes;
 	struct gpumr_options options;
-	void *context;
 	uint64_t at;
 
 	memset(&nic, 0, sizeof(nic));
 	memset(&poor, 0, sizeof(poor));
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxPushCurrent_v2(context) || cuMemAlloc_v2(&at, SIZE))
+	if (start() || allocate(&at, SIZE))
 		return 1;
 	/* EOPNOTSUPP is the answer where this GPU exports nothing over PCIe. */
 	pcie = open_cache(&nic, "dma-buf", GPUMR_PCIE, 0);
@@ -138,7 +134,7 @@ int main(void)
 	gpumr_release(lease);
 	printf("ended %u, another iova %u\n", nic.ended, nic.other_iova);
 
-	if (cuMemAlloc_v2(&at, SIZE))
+	if (allocate(&at, SIZE))
 		return 1;
 	/* A table without a way, and a NIC that refuses. */
 	cache = open_cache(&poor, "dma-buf", 0, 1);

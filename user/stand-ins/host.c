@@ -5,15 +5,13 @@
 #include <stdint.h>
 #include <stdio.h>
 
-int cuInit(unsigned int flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuCtxPushCurrent_v2(void *context);
-int cuMemAlloc_v2(uint64_t *at, uint64_t size);
+#include "gpus.h"
+
 struct ibv_pd *stand_in_domain(void);
 
 int main(void)
 {
-	void *context, *lib = dlopen("./plugin.so", RTLD_NOW | RTLD_LOCAL);
+	void *lib = dlopen("./plugin.so", RTLD_NOW | RTLD_LOCAL);
 	void (*plugin)(void *gpu, void *host);
 	static char host[4096];
 	uint64_t at;
@@ -23,7 +21,7 @@ int main(void)
 		return 1;
 	}
 	*(void **)&plugin = dlsym(lib, "plugin");
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxPushCurrent_v2(context) || cuMemAlloc_v2(&at, 8192))
+	if (start() || allocate(&at, 8192))
 		return 1;
 	plugin((void *)at, host);
 #ifdef WITH_VERBS

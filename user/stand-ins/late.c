@@ -7,10 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-int cuInit(unsigned int flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuCtxPushCurrent_v2(void *context);
-int cuMemAlloc_v2(uint64_t *at, uint64_t size);
+#include "gpus.h"
 
 static char domain[64];
 
@@ -19,12 +16,11 @@ static int sweeps(int first)
 	struct gpumr_options options = { .size = sizeof(options), .way = "dma-buf", .sweep_ms = 1 };
 	struct gpumr_lease *lease;
 	struct gpumr *cache;
-	void *context;
 	uint64_t at;
 
 	if (first && gpumr_open(&cache, &options))
 		return 1;
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxPushCurrent_v2(context) || cuMemAlloc_v2(&at, 8192))
+	if (start() || allocate(&at, 8192))
 		return 2;
 	if (!first && gpumr_open(&cache, &options))
 		return 1;

@@ -7,13 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-int cuInit(unsigned int flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuCtxPushCurrent_v2(void *context);
-int cuMemAlloc_v2(uint64_t *at, uint64_t size);
+#include "gpus.h"
+
 int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
-int cuMemFree_v2(uint64_t at);
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access);
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access);
 int ibv_dereg_mr(struct ibv_mr *mr);
@@ -94,7 +91,7 @@ static unsigned int live(void)
 
 int main(void)
 {
-	uint64_t first, hole, last, block, managed;
+	uint64_t first, hole, last, there, block, managed;
 	struct gpumr_lease *lease, *again;
 	struct gpumr_options options = { .size = sizeof(options) };
 	struct gpumr_verbs verbs = { .size = sizeof(verbs) };
@@ -110,8 +107,8 @@ int main(void)
 	char plain[64];
 	void *host;
 
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&host, 0) || cuCtxPushCurrent_v2(host) || cuMemAlloc_v2(&first, 8192) || cuMemAlloc_v2(&hole, 8192) || cuMemAlloc_v2(&last, 8192) ||
-	    cuMemAlloc_v2(&block, 2 << 20) || cuMemAllocManaged(&managed, 4096, 1) || cuMemHostAlloc(&host, 4096, 0) || cuMemFree_v2(hole))
+	if (start() || cuMemAlloc_v2(&first, 8192) || cuMemAlloc_v2(&hole, 8192) || allocate(&last, 8192) ||
+	    cuMemAlloc_v2(&there, 8192) || cuMemAlloc_v2(&block, 2 << 20) || cuMemAllocManaged(&managed, 4096, 1) || cuMemHostAlloc(&host, 4096, 0) || cuMemFree_v2(hole))
 		return 1;
 	printf("example: %d, live %u\n", example(pd, (void *)first, 8192, 1), live());
 
@@ -261,12 +258,12 @@ int main(void)
 	printf("short of memory: live %u\n", live());
 	gpumr_close(cache);
 
-	/* Of two regions that nobody uses, one may stay. What is in use does not count. */
+	/* Of two regions that nobody uses, one may stay, whatever their GPUs. What is in use does not count. */
 	options = (struct gpumr_options){ .size = sizeof(options), .idle_bytes = 8192 };
 	if (gpumr_open(&cache, &options))
 		return 1;
 	lease = ask("in use", cache, pd, first, 8192);
-	gpumr_release(ask("idle", cache, pd, last, 8192));
+	gpumr_release(ask("idle", cache, pd, there, 8192));
 	printf("one in use and one idle: live %u\n", live());
 	gpumr_release(lease);
 	printf("two idle: live %u\n", live());

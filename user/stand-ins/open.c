@@ -33,7 +33,8 @@ int main(void)
 	*(void **)&retain = dlsym(lib, "cuDevicePrimaryCtxRetain");
 	*(void **)&push = dlsym(lib, "cuCtxPushCurrent_v2");
 	*(void **)&allocate = dlsym(lib, "cuMemAlloc_v2");
-	if (retain(&context, 0) || push(context) || allocate(&at, 8192))
+	/* The context of another GPU is current when memory of the first is registered. */
+	if (retain(&context, 0) || push(context) || allocate(&at, 8192) || retain(&context, 1) || push(context))
 		return 1;
 	error = gpumr_register(cache, (void *)domain, (void *)at, 8192, 1, &lease);
 	if (error)

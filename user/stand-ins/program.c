@@ -15,10 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "gpus.h"
 #include "mr_attr.h"
 
-int cuInit(unsigned int flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
 int cuCtxCreate_v2(void **context, unsigned int flags, int device);
 int cuCtxDestroy_v2(void *context);
 int cuCtxPushCurrent_v2(void *context);
@@ -30,11 +29,8 @@ void stand_in_break(void);
 void stand_in_checkpoint(void);
 void stand_in_signal_inside(void);
 unsigned int stand_in_primaries(void);
-int cuMemAlloc_v2(uint64_t *at, uint64_t size);
 int cuMemAllocManaged(uint64_t *at, uint64_t size, unsigned int flags);
 int cuMemHostAlloc(void **at, size_t size, unsigned int flags);
-int cuMemFree_v2(uint64_t at);
-int cuCtxSetCurrent(void *context);
 void stand_in_counts(unsigned int *counts);
 unsigned int stand_in_access(struct ibv_mr *mr);
 uint64_t stand_in_of_another(void);
@@ -105,15 +101,14 @@ static void twice(const char *what, uint64_t at)
 	}
 }
 
-/* Registers memory of one GPU while a context of the other is current. */
+/* Registers memory of each GPU while a context of the other is current. */
 static void other_gpu(uint64_t at)
 {
 	uint64_t pool;
-	void *context;
 
-	if (cuMemAllocAsync(&pool, 8192, NULL) || cuDevicePrimaryCtxRetain(&context, 1) || cuCtxPushCurrent_v2(context))
-		return;
 	twice("of a context", at);
+	if (cuMemAllocAsync(&pool, 8192, NULL) || turn())
+		return;
 	twice("of a pool", pool);
 }
 
@@ -215,7 +210,7 @@ static void handles_freed(uint64_t at)
 	*(void **)&reg = dlsym(lib, "ibv_reg_mr");
 	*(void **)&dereg = dlsym(lib, "ibv_dereg_mr");
 	for (int i = 0; i < 2; i++) {
-		int status = cuMemAlloc_v2(&at, size);
+		int status = allocate(&at, size);
 		struct ibv_mr *mr;
 
 		printf("most of the memory: %d\n", status);
@@ -225,6 +220,8 @@ static void handles_freed(uint64_t at)
 		if (mr)
 			dereg(mr);
 		cuMemFree_v2(at);
+		/* Only this GPU's memory is missing. */
+		turn();
 		usleep(2500000);
 	}
 }
@@ -237,7 +234,7 @@ static void again(uint64_t at)
 
 		if (mr)
 			ibv_dereg_mr(mr);
-		if (i == 1 && (cuMemFree_v2(at) || cuMemAlloc_v2(&at, 8192)))
+		if (i == 1 && (cuMemFree_v2(at) || allocate(&at, 8192)))
 			printf("no memory\n");
 	}
 }
@@ -303,7 +300,7 @@ static void kept(uint64_t at)
 	unsigned int counts[3];
 
 	for (int i = 0; i < 3; i++) {
-		if (cuMemAlloc_v2(&at, 2ul << 30))
+		if (allocate(&at, 2ul << 30))
 			return;
 		ibv_dereg_mr(show("2 GiB", ibv_reg_mr(&pd, (void *)at, 2ul << 30, IBV_ACCESS_LOCAL_WRITE), at));
 	}
@@ -317,7 +314,7 @@ static void beside(uint64_t at)
 	uint64_t large, size = 5ul << 30;
 	struct ibv_mr *mr;
 
-	if (cuMemAlloc_v2(&large, size))
+	if (allocate(&large, size))
 		return;
 	twice("before", at);
 	mr = show("5 GiB", ibv_reg_mr(&pd, (void *)large, size, IBV_ACCESS_LOCAL_WRITE), large);
@@ -335,14 +332,14 @@ static void shortage(uint64_t at)
 	int status;
 
 	for (int i = 0; i < 3; i++) {
-		if (cuMemAlloc_v2(&at, size))
+		if (allocate(&at, size))
 			return;
 		ibv_dereg_mr(show(big, ibv_reg_mr(&pd, (void *)at, size, IBV_ACCESS_LOCAL_WRITE), at));
 		/* The program works for a while. */
 		usleep(300000);
-		if (cuMemFree_v2(at))
+		if (cuMemFree_v2(at) || turn())
 			return;
-		status = cuMemAlloc_v2(&at, size);
+		status = allocate(&at, size);
 		printf("again: %d\n", status);
 		if (status)
 			return;
@@ -377,6 +374,7 @@ static void exits_registering(uint64_t at)
 /* Makes contexts, a primary one and one of its own, and ends them while a cache has their memory. */
 static void contexts_go(uint64_t at)
 {
+	cuDevicePrimaryCtxRelease_v2(1);
 	for (int i = 0; i < 8; i++) {
 		int primary = i & 1;
 		void *context;
@@ -426,6 +424,7 @@ static void threads_own(uint64_t at)
 	void *context;
 
 	(void)at;
+	cuDevicePrimaryCtxRelease_v2(1);
 	if (cuCtxCreate_v2(&context, 0, 1) || cuMemAlloc_v2(&own, 8192) || cuMemAllocAsync(&pool, 8192, NULL))
 		return;
 	threads(own);
@@ -443,7 +442,7 @@ static void wrong(uint64_t at)
 
 	/* Each is in blocks of its own, because memory that shares a block stays while the
 	 * others do. */
-	if (cuMemAlloc_v2(&at, 2 << 20) || cuMemAlloc_v2(&hole, 2 << 20) || cuMemAlloc_v2(&beyond, 2 << 20) || cuMemAllocManaged(&managed, 8192, 1) ||
+	if (allocate(&at, 2 << 20) || allocate(&hole, 2 << 20) || allocate(&beyond, 2 << 20) || cuMemAllocManaged(&managed, 8192, 1) ||
 	    cuMemHostAlloc(&host, 8192, 0) || cuMemFree_v2(hole))
 		return;
 	show("no bytes", ibv_reg_mr(&pd, (void *)at, 0, IBV_ACCESS_LOCAL_WRITE), at);
@@ -558,7 +557,7 @@ static void beside_freed(uint64_t at)
 	pthread_t thread;
 
 	(void)at;
-	if (cuMemAlloc_v2(&neighbour, 512) || cuMemAlloc_v2(&memory, 65536) || cuMemFree_v2(neighbour))
+	if (cuMemAlloc_v2(&neighbour, 512) || allocate(&memory, 65536) || cuMemFree_v2(neighbour))
 		return;
 	printf("the page begins %s\n", memory % 4096 && memory == neighbour + 512 ? "in the neighbour" : "elsewhere");
 	memory += 10;
@@ -683,13 +682,11 @@ int main(int argc, char **argv)
 		      { "closes-late", closes_late }, { "threads-own", threads_own } };
 	int open;
 	unsigned int counts[3];
-	void *context;
 	uint64_t at;
 
 	if (argc == 2 && !strcmp(argv[1], "lazy"))
 		return lazy();
-	if (argc < 2 || cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxPushCurrent_v2(context) ||
-	    cuMemAlloc_v2(&at, 8192))
+	if (argc < 2 || start() || allocate(&at, 8192))
 		return 1;
 	open = descriptors();
 	for (unsigned int i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)

@@ -9,7 +9,7 @@
 
 int cuInit(unsigned int flags);
 int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuCtxPushCurrent_v2(void *context);
+int cuCtxSetCurrent(void *context);
 int cuMemAlloc_v2(uint64_t *at, uint64_t size);
 int cuMemFree_v2(uint64_t at);
 struct ibv_pd *stand_in_domain(void);
@@ -51,10 +51,11 @@ int main(void)
 	uint64_t buffer[BUFFERS];
 	void *context;
 
-	if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxPushCurrent_v2(context))
+	if (cuInit(0))
 		return 1;
+	/* Each GPU has every second buffer. */
 	for (int i = 0; i < BUFFERS; i++)
-		if (cuMemAlloc_v2(&buffer[i], SIZE))
+		if (cuDevicePrimaryCtxRetain(&context, i % 2) || cuCtxSetCurrent(context) || cuMemAlloc_v2(&buffer[i], SIZE))
 			return 1;
 	for (int round = 0; round < ROUNDS; round++)
 		for (int i = 0; i < BUFFERS; i++)

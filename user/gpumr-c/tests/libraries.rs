@@ -16,6 +16,7 @@ use gpumr::ibverbs::{IbVerbs, Pd};
 use gpumr::{Cache, Error, Limits, Policy, Range, Way};
 use libloading::{Library, Symbol};
 use stand_ins::{libraries, Without};
+use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::process::Command;
 use std::ptr::NonNull;
@@ -36,47 +37,57 @@ fn on_stand_ins(test: &str, without: Without, part: impl FnOnce()) {
     assert!(ran.status.success() && said.contains("1 passed"), "{said}");
 }
 
-/// The calls that only the stand-ins have.
+/// Programs call CUDA and the stand-ins' own functions through this. Two GPUs are in use: where the one GPU's context is
+/// current, memory of the other is registered, too.
 struct StandIns {
     cuda: Library,
     verbs: Library,
+    /// The primary contexts of both GPUs.
+    contexts: [*mut c_void; 2],
+    /// The GPU whose context is current.
+    current: Cell<usize>,
 }
 
 impl StandIns {
-    /// Opens the stand-ins with a context for this thread.
+    /// Opens the stand-ins, with the context of the first GPU current in this thread.
     fn open() -> Self {
         // SAFETY: Their constructors do nothing; the types are cuda.c's.
         unsafe {
-            let this =
-                Self { cuda: Library::new("libcuda.so.1").unwrap(), verbs: Library::new("libibverbs.so.1").unwrap() };
-            let init: Symbol<unsafe extern "C" fn(c_uint) -> c_int> = this.cuda.get(b"cuInit").unwrap();
+            let cuda = Library::new("libcuda.so.1").unwrap();
+            let init: Symbol<unsafe extern "C" fn(c_uint) -> c_int> = cuda.get(b"cuInit").unwrap();
             assert_eq!(init(0), 0);
-            let mut context = std::ptr::null_mut();
-            let retain: Symbol<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int> =
-                this.cuda.get(b"cuDevicePrimaryCtxRetain").unwrap();
-            assert_eq!(retain(&mut context, 0), 0);
-            let push: Symbol<unsafe extern "C" fn(*mut c_void) -> c_int> =
-                this.cuda.get(b"cuCtxPushCurrent_v2").unwrap();
-            assert_eq!(push(context), 0);
+            let contexts = [0, 1].map(|gpu| {
+                let mut context = std::ptr::null_mut();
+                let retain: Symbol<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int> =
+                    cuda.get(b"cuDevicePrimaryCtxRetain").unwrap();
+                assert_eq!(retain(&mut context, gpu), 0);
+                context
+            });
+            let this = Self { cuda, verbs: Library::new("libibverbs.so.1").unwrap(), contexts, current: Cell::new(1) };
+            this.turn();
             this
         }
     }
 
-    /// Makes the primary context of another GPU current.
-    fn enter(&self, device: c_int) {
-        let mut context = std::ptr::null_mut();
-        // SAFETY: The types are cuda.c's.
+    /// Makes the context of the other GPU current.
+    fn turn(&self) {
+        self.current.set(1 - self.current.get());
+        // SAFETY: The type is cuda.c's.
         unsafe {
-            let retain: Symbol<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int> =
-                self.cuda.get(b"cuDevicePrimaryCtxRetain").unwrap();
-            assert_eq!(retain(&mut context, device), 0);
-            let push: Symbol<unsafe extern "C" fn(*mut c_void) -> c_int> =
-                self.cuda.get(b"cuCtxPushCurrent_v2").unwrap();
-            assert_eq!(push(context), 0);
+            let set: Symbol<unsafe extern "C" fn(*mut c_void) -> c_int> = self.cuda.get(b"cuCtxSetCurrent").unwrap();
+            assert_eq!(set(self.contexts[self.current.get()]), 0);
         }
     }
 
+    /// Allocates memory of the current GPU and makes the context of the other one current, so each GPU has every
+    /// second allocation, and the last one is of the GPU that is not current.
     fn allocate(&self, size: u64) -> Range {
+        let memory = self.allocate_and_stay(size);
+        self.turn();
+        memory
+    }
+
+    fn allocate_and_stay(&self, size: u64) -> Range {
         let mut at = 0;
         // SAFETY: The type is cuda.c's.
         let status = unsafe {
@@ -202,7 +213,8 @@ fn wrong_input_is_named() {
         let stand_ins = StandIns::open();
         let cache =
             Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::by_module(false), Limits::default());
-        let (first, hole, last) = (stand_ins.allocate(8192), stand_ins.allocate(8192), stand_ins.allocate(8192));
+        let [first, hole, last] = [(); 3].map(|()| stand_ins.allocate_and_stay(8192));
+        stand_ins.turn();
         // Each lies right behind memory of the GPU, which has a block of its own.
         let (before_managed, managed) = (stand_ins.allocate(2 << 20), stand_ins.managed(4096));
         let (before_host, host) = (stand_ins.allocate(2 << 20), stand_ins.host(4096));
@@ -263,7 +275,7 @@ fn a_thread_without_a_context_is_served() {
         let cache =
             Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::only(Way::DmaBuf), Limits::default());
         let pd = domain();
-        let (neighbour, small) = (stand_ins.allocate(512), stand_ins.allocate(512));
+        let (neighbour, small) = (stand_ins.allocate_and_stay(512), stand_ins.allocate(512));
         assert_eq!(neighbour.end(), small.start());
         // The page of what is registered begins where nothing is allocated.
         stand_ins.free(neighbour.start());
@@ -286,7 +298,7 @@ fn a_part_of_a_small_allocation_is_exported_beside_freed_memory() {
         let stand_ins = StandIns::open();
         let cache =
             Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::only(Way::DmaBuf), Limits::default());
-        let (neighbour, memory) = (stand_ins.allocate(512), stand_ins.allocate(65536));
+        let (neighbour, memory) = (stand_ins.allocate_and_stay(512), stand_ins.allocate(65536));
         assert_eq!(neighbour.end(), memory.start());
         stand_ins.free(neighbour.start());
         for (from, length) in [(10, 100), (0, 65536), (65000, 536), (8000, 100)] {
@@ -303,7 +315,7 @@ fn a_neighbour_that_comes_and_goes_is_in_nobodys_way() {
         let stand_ins = StandIns::open();
         let cache =
             Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), Policy::only(Way::DmaBuf), Limits::default());
-        let (neighbour, memory) = (stand_ins.allocate(512), stand_ins.allocate(65536));
+        let (neighbour, memory) = (stand_ins.allocate_and_stay(512), stand_ins.allocate(65536));
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -311,7 +323,7 @@ fn a_neighbour_that_comes_and_goes_is_in_nobodys_way() {
                 let mut neighbour = neighbour;
                 while !over.load(Ordering::Relaxed) {
                     stand_ins.free(neighbour.start());
-                    neighbour = stand_ins.allocate(512);
+                    neighbour = stand_ins.allocate_and_stay(512);
                 }
             });
             let refused = (0..20_000).find_map(|_| {
@@ -372,24 +384,25 @@ fn cuda_that_nobody_started_is_named() {
     });
 }
 
-/// Memory of one GPU is registered, by either way, while a context of another GPU is current.
+/// Memory of either GPU is registered, by either way, while a context of either GPU is current.
 #[test]
 fn memory_of_another_gpu_is_served() {
     on_stand_ins("memory_of_another_gpu_is_served", Without::Nothing, || {
         let stand_ins = StandIns::open();
         let memory = [stand_ins.allocate(2 << 20), stand_ins.allocate(1000), stand_ins.of_a_pool(8192)];
-        stand_ins.enter(1);
-        let theirs = stand_ins.allocate(8192);
         std::env::set_var("STAND_IN_PEER_MEMORY", "1");
         for way in [Way::DmaBuf, Way::PeerMemory] {
-            let policy = Policy::only(way);
-            let cache = Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), policy, Limits::default());
-            let pd = domain();
-            for range in memory.iter().chain([&theirs]) {
-                let key = cache.register(pd, range.start(), range.length(), 1).unwrap().lkey();
-                assert_eq!(cache.register(pd, range.start(), range.length(), 1).unwrap().lkey(), key, "{way:?}");
+            for _ in 0..2 {
+                stand_ins.turn();
+                let policy = Policy::only(way);
+                let cache = Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), policy, Limits::default());
+                let pd = domain();
+                for range in memory {
+                    let key = cache.register(pd, range.start(), range.length(), 1).unwrap().lkey();
+                    assert_eq!(cache.register(pd, range.start(), range.length(), 1).unwrap().lkey(), key, "{way:?}");
+                }
+                assert_eq!((cache.stats().misses, cache.stats().hits), (3, 3));
             }
-            assert_eq!((cache.stats().misses, cache.stats().hits), (4, 4));
         }
     });
 }
@@ -404,7 +417,8 @@ fn neighbours_in_a_block_are_buffers_of_their_own() {
         for way in [Way::DmaBuf, Way::PeerMemory] {
             let policy = Policy::only(way);
             let cache = Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), policy, Limits::default());
-            let (a, b, c) = (stand_ins.allocate(512), stand_ins.allocate(1000), stand_ins.allocate(512));
+            let [a, b, c] = [512, 1000, 512].map(|size| stand_ins.allocate_and_stay(size));
+            stand_ins.turn();
             assert_eq!((a.end(), b.start() >> 12), (b.start(), a.start() >> 12), "in one page");
             let pd = domain();
             let key = |range: Range| cache.register(pd, range.start(), range.length(), 1).unwrap().lkey();
@@ -414,6 +428,7 @@ fn neighbours_in_a_block_are_buffers_of_their_own() {
             assert_eq!([a, c].map(key), [keys[0], keys[2]], "the neighbours are as they were");
             assert!(cache.register(pd, b.start(), b.length(), 1).is_err(), "freed, though its page is pinned");
             assert!(cache.register(pd, a.start(), c.end() - a.start(), 1).is_err(), "over the hole");
+            stand_ins.turn();
             assert_eq!(stand_ins.allocate(1000), b, "the address comes back");
             assert!(!keys.contains(&key(b)), "{way:?}: another buffer");
             cache.before_free(a.start(), a.length()).unwrap();
@@ -432,6 +447,7 @@ fn memory_that_cannot_be_pinned_or_exported_is_named() {
     on_stand_ins("memory_that_cannot_be_pinned_or_exported_is_named", Without::Nothing, || {
         let stand_ins = StandIns::open();
         let (_, second) = (stand_ins.of_a_pool(2 << 20), stand_ins.of_a_pool(2 << 20));
+        stand_ins.turn();
         let refused = |policy: Policy| {
             let cache = Cache::new(Cuda::open().unwrap(), IbVerbs::open().unwrap(), policy, Limits::default());
             cache.register(domain(), second.start(), 4096, 1).expect_err("refused").to_string()

@@ -14,15 +14,25 @@ import gpumr
 cuda = ctypes.CDLL("libcuda.so.1")
 verbs = ctypes.CDLL("libibverbs.so.1")
 verbs.stand_in_domain.restype = ctypes.c_void_p
+# The contexts of both GPUs. The first one is current.
+contexts = [ctypes.c_void_p(), ctypes.c_void_p()]
 
 
 def checked(status):
     assert status == 0, status
 
 
+def turn():
+    """Makes the context of the other GPU current."""
+    contexts.reverse()
+    checked(cuda.cuCtxSetCurrent(contexts[0]))
+
+
 def allocate(size):
+    """Allocates memory of the current GPU, and makes the context of the other one current."""
     at = ctypes.c_uint64()
     checked(cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_uint64(size)))
+    turn()
     return at.value
 
 
@@ -38,9 +48,9 @@ def live():
 
 def setUpModule():
     checked(cuda.cuInit(0))
-    context = ctypes.c_void_p()
-    checked(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
-    checked(cuda.cuCtxPushCurrent_v2(context))
+    for gpu, context in enumerate(contexts):
+        checked(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu))
+    turn()
 
 
 PD = verbs.stand_in_domain()
@@ -220,13 +230,14 @@ class Tensors(unittest.TestCase):
         cache.shrink()
 
     def test_freed_memory_is_never_given_out_again(self):
-        at = allocate(8192)
+        # As large as a block, so that the other GPU's memory is at its address afterwards.
+        at = allocate(2 << 20)
         array = Interface(at, (2048,))
         with self.cache.register(array, PD) as lease:
             key = lease.lkey
             free(at)
             self.assertFalse(lease.valid())
-        self.assertEqual(allocate(8192), at)
+        self.assertEqual(allocate(2 << 20), at)
         with self.cache.register(array, PD) as lease:
             self.assertNotEqual(lease.lkey, key)
         free(at)
