@@ -456,20 +456,21 @@ fn a_removed_nic_takes_its_registrations_along() {
 }
 
 /// Nobody reports the end of a context. CUDA then knows none of its memory, whatever address comes
-/// back.
+/// back. Memory of the other GPU is as it was.
 #[test]
 fn a_destroyed_context_leaves_nothing_that_is_hit() {
     let world = World::default();
     let cache = cache(&world);
-    let (a, b) = (world.allocate(4).unwrap(), world.allocate(4).unwrap());
+    let [a, there, b] = [(); 3].map(|()| world.allocate(4).unwrap());
     let held = cache.register(0, a.start(), a.length(), 1).unwrap();
-    let old = region(&world, &cache, b);
-    world.destroy();
+    let (old, kept) = (region(&world, &cache, b), region(&world, &cache, there));
+    world.destroy(0);
     assert_eq!(cache.register(0, a.start(), a.length(), 1).err().unwrap().errno(), libc::EFAULT);
     cache.sweep();
-    assert_eq!((cache.stats().entries, world.regions()), (0, 1), "what is leased stays until then");
+    assert_eq!((cache.stats().entries, world.regions()), (1, 2), "what is leased stays until then");
+    assert_eq!(region(&world, &cache, there), kept);
     drop(held);
-    assert_eq!(world.regions(), 0);
+    assert_eq!(world.regions(), 1);
     let (first, second) = (world.allocate(4).unwrap(), world.allocate(4).unwrap());
     assert_eq!((first, second), (a, b), "the addresses come back");
     assert_ne!(region(&world, &cache, b), old);
@@ -723,12 +724,7 @@ fn pytorch_what_is_freed_when_memory_is_short_is_free() {
     let cache = watching(&world, 1000);
     world.has_memory(0, 5000, 1 << 40);
     world.has_memory(1, 1000, 1 << 40);
-    let (kept, used, late, there) = (
-        world.allocate(2).unwrap(),
-        world.allocate(2).unwrap(),
-        world.allocate(2).unwrap(),
-        world.allocate_on(1, 2).unwrap(),
-    );
+    let [kept, used, late, there] = [0, 0, 0, 1].map(|gpu| world.allocate_on(gpu, 2).unwrap());
     let of_kept = region(&world, &cache, kept);
     let lease = cache.register(0, used.start(), used.length(), 1).unwrap();
     let of_there = region(&world, &cache, there);
@@ -757,21 +753,21 @@ fn pytorch_what_is_freed_when_memory_is_short_is_free() {
 fn a_sweeper_looks_at_free_memory_between_its_sweeps() {
     let world = World::default();
     let cache = watching(&world, FREE_BYTES_AUTO);
-    world.has_memory(0, 1 << 30, 80 << 30);
-    let (freed, block) = (world.allocate(2).unwrap(), world.allocate(2).unwrap());
+    world.has_memory(1, 1 << 30, 80 << 30);
+    let (freed, block) = (world.allocate_on(1, 2).unwrap(), world.allocate_on(1, 2).unwrap());
     region(&world, &cache, freed);
     let key = region(&world, &cache, block);
     let _sweeper = Sweeper::start(&cache, Duration::from_secs(3600)).unwrap();
     std::thread::sleep(LATER);
     assert!(world.is_alive(key), "1 GiB is enough");
     world.free(freed);
-    world.has_memory(0, (1 << 30) - 1, 80 << 30);
+    world.has_memory(1, (1 << 30) - 1, 80 << 30);
     let start = Instant::now();
     while world.regions() > 0 {
         assert!(start.elapsed() < Duration::from_secs(10), "nobody looks");
         std::thread::sleep(Duration::from_millis(1));
     }
-    world.has_memory(0, 17, 16 * 17);
+    world.has_memory(1, 17, 16 * 17);
     std::thread::sleep(2 * LATER);
     let key = region(&world, &cache, block);
     std::thread::sleep(2 * LATER);

@@ -58,7 +58,7 @@ impl Memory {
                 for at in (whole.start()..whole.end()).step_by((PIECE * PAGE) as usize) {
                     let piece = Range::new(at, PIECE * PAGE).unwrap();
                     if !self.segments.contains(&piece) {
-                        world.map(piece);
+                        world.map(self.gpu, piece);
                         self.segments.push(piece);
                     }
                 }

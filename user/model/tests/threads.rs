@@ -310,7 +310,9 @@ fn a_revoked_region_is_given_to_nobody() {
 fn in_a_shortage_regions_end_with_their_last_lease() {
     search("a shortage", || {
         let world = World::default();
-        world.has_memory(0, 1, 1 << 40);
+        for gpu in [0, 1] {
+            world.has_memory(gpu, 1, 1 << 40);
+        }
         let mut options = Options::default();
         options.free_bytes = 1000;
         let policy = Policy::by_module(true);
