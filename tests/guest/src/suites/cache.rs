@@ -158,14 +158,22 @@ fn storm(env: &Env, policy: fn() -> Policy, frees: Frees) -> Result<()> {
     Ok(())
 }
 
-/// Returns the contexts of all GPUs. That of the bench is the first, and current.
+/// Returns the contexts of all GPUs. That of the bench is the first.
 fn gpus(bench: &Bench) -> Result<Vec<Arc<Cuda>>> {
     let mut gpus = vec![Arc::clone(&bench.cuda)];
     for gpu in 1..nvlab::Client::open()?.info(0)?.gpus {
         gpus.push(Cuda::open_on(gpu.try_into()?)?);
     }
-    bench.cuda.attach()?;
     Ok(gpus)
+}
+
+/// Makes memory in the context of this GPU, and leaves the context of another GPU current, where there is another. CUDA
+/// gives no bounds of memory of another GPU than the current context's.
+fn allocate_on<T>(gpus: &[Arc<Cuda>], gpu: usize, make: impl FnOnce(&Arc<Cuda>) -> Result<T>) -> Result<T> {
+    gpus[gpu].attach()?;
+    let memory = make(&gpus[gpu]);
+    gpus[(gpu + 1) % gpus.len()].attach()?;
+    memory
 }
 
 /// Returns what a storm has not done yet. Without it, the storm would test nothing.
@@ -193,13 +201,15 @@ fn missing(all: &Counts, gpus: usize, stats: &gpumr::Stats, frees: Frees) -> Opt
 fn replaced_memory(env: &Env) -> Result<()> {
     const N: usize = 3 * KIB;
     let bench = Bench::new()?;
+    let gpus = gpus(&bench)?;
     let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, Policy::automatic(), Limits::default());
-    let mut worker = Worker::new(&bench, &cache, Frees::Unseen, env.rng()?.u64(..))?;
+    let mut worker = Worker::new(&bench, &gpus, &cache, Frees::Unseen, env.rng()?.u64(..))?;
     let len = 64 * KIB;
     worker.allocate(Some(len))?;
     let mut tries = 0;
+    let came_back = if gpus.len() > 1 { "same address on another GPU" } else { "same address" };
     // Other memory of this process may take its place in the meantime.
-    while !worker.counts.contains_key("same address") {
+    while !worker.counts.contains_key(came_back) {
         tries += 1;
         ensure!(tries < MOST_ROUNDS as u64, "the address did not come back, {tries} times");
         for _ in 0..2 {
@@ -214,18 +224,23 @@ fn replaced_memory(env: &Env) -> Result<()> {
     let counts = (before.hits, after.hits, after.stale - before.stale);
     ensure!(counts == (tries, tries, 1), "{before:?}, {after:?}");
     let len = 3 * SEGMENT;
-    worker.buffers = vec![Buffer::new(Memory::Several(bench.cuda.segments(SEGMENT, len)?), 0, len)?];
-    for (what, at) in
-        [("as in libfabric: the end is replaced", 2), ("the middle is replaced", 1), ("the beginning is", 0)]
-    {
-        worker.exchange(0, (0, len), (at * SEGMENT, N))?;
-        let Buffer { memory: Memory::Several(segments), wanted, .. } = &mut worker.buffers[0] else {
-            bail!("segments")
-        };
-        replace_segment(segments, wanted, at * SEGMENT)?;
-        worker.exchange(0, (0, len), (at * SEGMENT, N)).context(what)?;
+    for gpu in 0..gpus.len() {
+        worker.buffers.clear();
+        cache.sweep();
+        let before = cache.stats().stale;
+        worker.hold(gpu, len, |cuda| Ok(Memory::Several(cuda.segments(SEGMENT, len)?)))?;
+        for (what, at) in
+            [("as in libfabric: the end is replaced", 2), ("the middle is replaced", 1), ("the beginning is", 0)]
+        {
+            worker.exchange(0, (0, len), (at * SEGMENT, N))?;
+            let Buffer { memory: Memory::Several(segments), wanted, .. } = &mut worker.buffers[0] else {
+                bail!("segments")
+            };
+            replace_segment(segments, wanted, at * SEGMENT)?;
+            worker.exchange(0, (0, len), (at * SEGMENT, N)).context(what)?;
+        }
+        ensure!(cache.stats().stale == before + 3, "{:?}", cache.stats());
     }
-    ensure!(cache.stats().stale == after.stale + 3, "{:?}", cache.stats());
     // Nobody reports this free, and nobody registers again, as in UCX where no hook sees a free.
     // The sweep must find it.
     worker.buffers.clear();
@@ -241,11 +256,13 @@ fn removed_nic(env: &Env) -> Result<()> {
     const N: usize = 3 * KIB;
     let second = SecondNic::add()?;
     let bench = Bench::new()?;
+    let gpus = gpus(&bench)?;
     let pd = Pd::new(&Device::open(second.name())?)?;
     let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, Policy::automatic(), Limits::default());
-    let mut worker = Worker::new(&bench, &cache, Frees::Unseen, env.rng()?.u64(..))?;
-    worker.allocate(Some(64 * KIB))?;
-    worker.allocate(Some(64 * KIB))?;
+    let mut worker = Worker::new(&bench, &gpus, &cache, Frees::Unseen, env.rng()?.u64(..))?;
+    for gpu in [gpus.len() - 1, 0] {
+        worker.hold(gpu, 64 * KIB, |cuda| Ok(Memory::One(cuda.alloc(64 * KIB)?)))?;
+    }
     let [va, other] = [0, 1].map(|i| worker.buffers[i].memory.va());
     let held = cache.register(domain(&pd), va, 64 * KIB as u64, FULL_ACCESS)?;
     drop(cache.register(domain(&pd), other, 64 * KIB as u64, FULL_ACCESS)?);
@@ -269,43 +286,43 @@ fn removed_nic(env: &Env) -> Result<()> {
 fn thread_without_context(_: &Env) -> Result<()> {
     let bench = Bench::new()?;
     let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, Policy::automatic(), Limits::default());
-    let (one, several) = (bench.cuda.alloc(SEGMENT)?, bench.cuda.segments(SEGMENT, 2 * SEGMENT)?);
+    let gpus = gpus(&bench)?;
+    let make = |gpu| allocate_on(&gpus, gpu, |cuda| Ok((cuda.alloc(SEGMENT)?, cuda.segments(SEGMENT, 2 * SEGMENT)?)));
+    let memory = (0..gpus.len()).map(make).collect::<Result<Vec<_>>>()?;
     let (cache, pd) = (&cache, domain(&bench.pd));
-    for (at, len) in [(one.va(), SEGMENT), (several.va(), 2 * SEGMENT)] {
+    for (at, len) in memory.iter().flat_map(|(one, several)| [(one.va(), SEGMENT), (several.va(), 2 * SEGMENT)]) {
         let register = move || cache.register(pd, at, len as u64, FULL_ACCESS).map(drop);
         thread::scope(|scope| scope.spawn(register).join().expect("no panic"))?;
     }
-    ensure!(cache.stats().entries == 2, "{:?}", cache.stats());
+    ensure!(cache.stats().entries == 2 * gpus.len() as u64, "{:?}", cache.stats());
     cache.forget(pd);
-    drop((one, several));
+    drop(memory);
     gpu::wait_clean(Duration::from_secs(10))
 }
 
-/// CUDA gives no bounds of another GPU's memory than the current context's. Memory of the second GPU
-/// is registered, and again after it was freed and allocated, while a context of the first is
-/// current.
+/// Memory of the second GPU is registered by each way, and again after it was freed and allocated, while a context of
+/// another GPU is current.
 fn memory_of_another_gpu(env: &Env) -> Result<()> {
     const N: usize = 3 * KIB;
     let bench = Bench::new()?;
     let gpus = gpus(&bench)?;
-    let [_, other, ..] = &gpus[..] else {
+    if gpus.len() == 1 {
         skip("this machine has one GPU");
         return Ok(());
-    };
+    }
     let seed = env.rng()?.u64(..);
     for policy in [Policy::automatic(), Policy::only(Way::DmaBuf)] {
         let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, policy, Limits::default());
-        let mut worker = Worker::new(&bench, &cache, Frees::Unseen, seed)?;
+        let mut worker = Worker::new(&bench, &gpus, &cache, Frees::Unseen, seed)?;
         for virtual_memory in [false, true] {
             for _ in 0..2 {
-                other.attach()?;
-                let memory = if virtual_memory {
-                    Memory::Several(other.segments(SEGMENT, 2 * SEGMENT)?)
-                } else {
-                    Memory::One(other.alloc(2 * SEGMENT)?)
-                };
-                worker.buffers = vec![Buffer::new(memory, 1, 2 * SEGMENT)?];
-                bench.cuda.attach()?;
+                worker.hold(1, 2 * SEGMENT, |cuda| {
+                    Ok(if virtual_memory {
+                        Memory::Several(cuda.segments(SEGMENT, 2 * SEGMENT)?)
+                    } else {
+                        Memory::One(cuda.alloc(2 * SEGMENT)?)
+                    })
+                })?;
                 let what = format!("{}, virtual memory: {virtual_memory}", cache.reason());
                 for at in [0, SEGMENT - N / 2] {
                     worker.exchange(0, (0, 2 * SEGMENT), (at, N)).with_context(|| what.clone())?;
@@ -326,6 +343,7 @@ fn memory_of_another_gpu(env: &Env) -> Result<()> {
 fn wrong_input(_: &Env) -> Result<()> {
     const SAYS_UNKNOWN: &str = "is no memory that CUDA knows: freed, of another process, or plain host memory";
     let bench = Bench::new()?;
+    let gpus = gpus(&bench)?;
     let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, Policy::automatic(), Limits::default());
     let refused = |what: &str, at: u64, len: u64, errno: i32, says: &str| -> Result<()> {
         let error = match cache.register(domain(&bench.pd), at, len, FULL_ACCESS) {
@@ -344,26 +362,31 @@ fn wrong_input(_: &Env) -> Result<()> {
     let theirs = u64::from_str_radix(other.said.trim_start_matches("0x"), 16).context("the helper's address")?;
     refused("another process's", theirs, 4096, libc::EFAULT, SAYS_UNKNOWN)?;
     other.finish()?;
-    let memory = bench.cuda.alloc(SEGMENT)?;
-    let va = memory.va();
-    refused("of no length", va, 0, libc::EINVAL, "has no bytes: pass a length above 0")?;
-    refused("an end that wraps", va, u64::MAX, libc::EINVAL, "pass the end of the address space")?;
-    let beyond = format!("leave allocated memory at {:#x}", va + SEGMENT as u64);
-    refused("beyond the end", va, SEGMENT as u64 + 1, libc::EFAULT, &beyond)?;
-    memory.free()?;
-    refused("freed", va, 4096, libc::EFAULT, SAYS_UNKNOWN)?;
-    let mut segments = bench.cuda.reserve(3 * SEGMENT)?;
-    segments.map(0, SEGMENT, true)?;
-    segments.map(2 * SEGMENT, SEGMENT, true)?;
-    let hole = format!("leave allocated memory at {:#x}", segments.va() + SEGMENT as u64);
-    refused("over a hole", segments.va(), 3 * SEGMENT as u64, libc::EFAULT, &hole)?;
-    drop(segments);
     let host = vec![0u8; 4096];
     refused("host memory", host.as_ptr() as u64, 4096, libc::EFAULT, SAYS_UNKNOWN)?;
-    let locked = bench.cuda.page_locked(4096)?;
-    refused("page-locked host memory", locked, 4096, libc::EFAULT, "is host memory: use ibv_reg_mr()")?;
-    let managed = bench.cuda.managed(4096)?;
-    refused("managed memory", managed, 4096, libc::EFAULT, "is managed memory, which moves: use cudaMalloc()")?;
+    for gpu in 0..gpus.len() {
+        let memory = allocate_on(&gpus, gpu, |cuda| cuda.alloc(SEGMENT))?;
+        let va = memory.va();
+        refused("of no length", va, 0, libc::EINVAL, "has no bytes: pass a length above 0")?;
+        refused("an end that wraps", va, u64::MAX, libc::EINVAL, "pass the end of the address space")?;
+        let beyond = format!("leave allocated memory at {:#x}", va + SEGMENT as u64);
+        refused("beyond the end", va, SEGMENT as u64 + 1, libc::EFAULT, &beyond)?;
+        memory.free()?;
+        refused("freed", va, 4096, libc::EFAULT, SAYS_UNKNOWN)?;
+        let segments = allocate_on(&gpus, gpu, |cuda| {
+            let mut segments = cuda.reserve(3 * SEGMENT)?;
+            segments.map(0, SEGMENT, true)?;
+            segments.map(2 * SEGMENT, SEGMENT, true)?;
+            Ok(segments)
+        })?;
+        let hole = format!("leave allocated memory at {:#x}", segments.va() + SEGMENT as u64);
+        refused("over a hole", segments.va(), 3 * SEGMENT as u64, libc::EFAULT, &hole)?;
+        drop(segments);
+        let locked = allocate_on(&gpus, gpu, |cuda| cuda.page_locked(4096))?;
+        refused("page-locked host memory", locked, 4096, libc::EFAULT, "is host memory: use ibv_reg_mr()")?;
+        let managed = allocate_on(&gpus, gpu, |cuda| cuda.managed(4096))?;
+        refused("managed memory", managed, 4096, libc::EFAULT, "is managed memory, which moves: use cudaMalloc()")?;
+    }
     let stats = cache.stats();
     ensure!((stats.entries, stats.bytes, stats.bar1_bytes) == (0, 0, 0), "{stats:?}");
     gpu::wait_clean(Duration::from_secs(10))
@@ -374,8 +397,12 @@ fn wrong_input(_: &Env) -> Result<()> {
 fn bar1_full(_: &Env) -> Result<()> {
     const LEN: usize = 2 * GPU_PAGE;
     let bench = Bench::new()?;
-    for (room, errno) in [(4, libc::EFAULT), (5, libc::ENOMEM)] {
-        let memory = (0..3).map(|_| bench.cuda.alloc(SEGMENT)).collect::<Result<Vec<_>>>()?;
+    let gpus = gpus(&bench)?;
+    for (gpu, (room, errno)) in
+        (0..gpus.len()).flat_map(|gpu| [(4, libc::EFAULT), (5, libc::ENOMEM)].map(|case| (gpu, case)))
+    {
+        let make = |_| allocate_on(&gpus, gpu, |cuda| cuda.alloc(SEGMENT));
+        let memory = (0..3).map(make).collect::<Result<Vec<_>>>()?;
         let policy = Policy::only(Way::PeerMemory);
         let cache = Cache::new(gpumr::cuda::Cuda::open()?, IbVerbs::open()?, policy, Limits::default());
         let register = |at: u64| cache.register(domain(&bench.pd), at, LEN as u64, FULL_ACCESS);
@@ -385,9 +412,10 @@ fn bar1_full(_: &Env) -> Result<()> {
         drop(register(memory[1].va())?);
         let plain = Mr::reg(&bench.pd, memory[2].va(), LEN, FULL_ACCESS);
         expect_errno("the plain call", plain.err().and_then(|e| e.raw_os_error()).unwrap_or(0), errno)?;
-        drop(register(memory[2].va()).with_context(|| format!("{room} pages of BAR1"))?);
+        let what = format!("{room} pages of BAR1 of GPU {gpu}");
+        drop(register(memory[2].va()).with_context(|| what.clone())?);
         let stats = cache.stats();
-        ensure!((stats.evicted, stats.retried, stats.entries) == (1, 1, 2), "{room} pages: {stats:?}");
+        ensure!((stats.evicted, stats.retried, stats.entries) == (1, 1, 2), "{what}: {stats:?}");
         drop((held, cache, memory));
         gpu::lab()?.reset_config()?;
         gpu::wait_clean(Duration::from_secs(10))?;
@@ -448,7 +476,7 @@ fn replace_segment(segments: &mut Segments, wanted: &mut [u8], at: usize) -> Res
 /// One thread with buffers of its own.
 struct Worker<'a> {
     rng: fastrand::Rng,
-    /// The contexts in which it allocates. The first one is current.
+    /// The contexts in which it allocates.
     gpus: &'a [Arc<Cuda>],
     cache: &'a Cache,
     frees: Frees,
@@ -462,13 +490,12 @@ struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    fn new(bench: &'a Bench, cache: &'a Cache, frees: Frees, seed: u64) -> Result<Self> {
+    fn new(bench: &'a Bench, gpus: &'a [Arc<Cuda>], cache: &'a Cache, frees: Frees, seed: u64) -> Result<Self> {
         bench.cuda.attach()?;
         let host = vec![0u8; MOST];
         let host_mr = bench.reg(host.as_ptr() as u64, MOST).context("register host memory")?;
         let rng = fastrand::Rng::with_seed(seed);
         let (link, buffers, counts) = Default::default();
-        let gpus = std::slice::from_ref(&bench.cuda);
         Ok(Self { rng, gpus, cache, frees, pd: &bench.pd, link, host, host_mr, buffers, counts })
     }
 
@@ -480,7 +507,7 @@ impl<'a> Worker<'a> {
         seed: u64,
         steps: usize,
     ) -> Result<Counts> {
-        let mut this = Self { gpus, ..Self::new(bench, cache, frees, seed)? };
+        let mut this = Self::new(bench, gpus, cache, frees, seed)?;
         for step in 0..steps {
             this.step().with_context(|| format!("step {step} of the thread with seed {seed}"))?;
         }
@@ -525,19 +552,17 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Allocates a buffer of this length, or of a random one.
+    /// Allocates a buffer of this length, or of a random one, on some GPU.
     fn allocate(&mut self, len: Option<usize>) -> Result<()> {
         let len = len.unwrap_or_else(|| self.rng.usize(1..=512 * KIB));
-        self.on_some_gpu(len, |cuda| Ok(Memory::One(cuda.alloc(len)?)))
+        let gpu = self.rng.usize(..self.gpus.len());
+        self.hold(gpu, len, |cuda| Ok(Memory::One(cuda.alloc(len)?)))
     }
 
-    /// Makes a buffer in a context of its own GPU, and goes back to the first one.
-    fn on_some_gpu(&mut self, len: usize, make: impl FnOnce(&Arc<Cuda>) -> Result<Memory>) -> Result<()> {
-        let gpu = self.rng.usize(..self.gpus.len());
-        self.gpus[gpu].attach()?;
-        let memory = make(&self.gpus[gpu]);
-        self.gpus[0].attach()?;
-        self.buffers.push(Buffer::new(memory?, gpu, len)?);
+    /// Makes a buffer on this GPU. The context of another GPU is current afterwards.
+    fn hold(&mut self, gpu: usize, len: usize, make: impl FnOnce(&Arc<Cuda>) -> Result<Memory>) -> Result<()> {
+        let memory = allocate_on(self.gpus, gpu, make)?;
+        self.buffers.push(Buffer::new(memory, gpu, len)?);
         Ok(())
     }
 
@@ -617,7 +642,8 @@ impl<'a> Worker<'a> {
     fn remap(&mut self) -> Result<()> {
         let several = |buffer: &Buffer| matches!(buffer.memory, Memory::Several(_));
         let Some(which) = self.buffers.iter().position(several) else {
-            return self.on_some_gpu(2 * SEGMENT, |cuda| Ok(Memory::Several(cuda.segments(SEGMENT, 2 * SEGMENT)?)));
+            let gpu = self.rng.usize(..self.gpus.len());
+            return self.hold(gpu, 2 * SEGMENT, |cuda| Ok(Memory::Several(cuda.segments(SEGMENT, 2 * SEGMENT)?)));
         };
         let buffer = &self.buffers[which];
         buffer.check()?;
