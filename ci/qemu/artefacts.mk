@@ -336,7 +336,7 @@ disk: $(wheels)
 		$(q)/disk.sh $(had)
 
 # The list begins with what the others are linked with.
-programs := rdma-core guest peermemctl preload nvlab-selftest cuda-selftest libcuda perftest linked
+programs := rdma-core guest peermemctl preload nvlab-selftest cuda-selftest libcuda libnvml perftest linked
 ifneq ($(cross),)
 $(programs): sysroot-$(cross)
 endif
@@ -385,7 +385,7 @@ few = $(filter few,$(call second,$(1)))
 on-disk = $(filter programs,$(call second,$(1)))
 built-here = $(filter built,$(call second,$(1)))
 programs-of = $(if $(call demo,$(1)),guest libcuda perftest,$(if $(call few,$(1)),rdma-core guest libcuda,$(programs) \
-	$(if $(call on-disk,$(1))$(call built-here,$(1)),libcudart libnvml) $(if $(call built-here,$(1)),libfabric ucx)))
+	$(if $(call on-disk,$(1))$(call built-here,$(1)),libcudart) $(if $(call built-here,$(1)),libfabric ucx)))
 modules-of = $(filter-out $(if $(call demo,$(1)),mainline alarms sample),$(modules-$(call first,$(1))))
 
 image-%: kernel $$(call programs-of,$$*) $$(if $$(call on-disk,$$*),disk) $$(call modules-of,$$*) $$(needs-$$(call first,$$*)) $$(filter $$(also),$$(call second,$$*))

@@ -15,6 +15,8 @@ pub enum Without {
     NewCuda,
     /// libcuda finds no GPU.
     Gpu,
+    /// libnvidia-ml cannot be opened.
+    Nvml,
     /// libibverbs cannot be opened.
     Verbs,
     /// libibverbs is older than rdma-core 34.
@@ -38,7 +40,7 @@ pub fn cc(words: &[&str], folder: &Path) {
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
 }
 
-/// Makes a folder of the test's own with libcuda.so.1 and libibverbs.so.1.
+/// Makes a folder of the test's own with libcuda.so.1, libnvidia-ml.so.1 and libibverbs.so.1.
 pub fn libraries(name: &str, without: Without) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&folder);
@@ -52,6 +54,8 @@ pub fn libraries(name: &str, without: Without) -> PathBuf {
     };
     let cuda = ["-Wl,-soname,libcuda.so.1", lacks, "-o", "libcuda.so.1", &source("cuda.c")];
     cc(&[&shared[..], &cuda].concat(), &folder);
+    let nvml = ["-Wl,-soname,libnvidia-ml.so.1", "-o", "libnvidia-ml.so.1", &source("nvml.c"), "libcuda.so.1"];
+    cc(&[&shared[..], &nvml].concat(), &folder);
     let map = format!("-Wl,--version-script={}", source("ibverbs.map"));
     let old = if without == Without::DmaBuf { "-DWITHOUT_DMA_BUF" } else { "-DWITH_DMA_BUF" };
     let binding = if without == Without::Interposition { "-Wl,-Bsymbolic" } else { "-Wl,-znow" };
@@ -62,6 +66,7 @@ pub fn libraries(name: &str, without: Without) -> PathBuf {
     }
     let missing = match without {
         Without::Cuda => "libcuda.so.1",
+        Without::Nvml => "libnvidia-ml.so.1",
         Without::Verbs => "libibverbs.so.1",
         _ => return folder,
     };

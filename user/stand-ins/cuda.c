@@ -17,9 +17,10 @@
  *   memory is new, and nothing that CUDA says of it changes (stand_in_checkpoint()). Other libraries
  *   have that file open, too (stand_in_nvml()).
  * - A primary context is made when it is first retained, and goes with its last user: making one
- *   takes 400 ms, which stand_in_primaries() counts instead.
+ *   takes 400 ms, which stand_in_primaries() counts instead. A reset ends it whoever uses it. Its
+ *   users stay users, and the next one makes it anew.
  * As NVIDIA's manual says: cuPointerGetAttributes() answers 0 for memory that it does not know, and
- * no error; a context must not be destroyed while a thread is in a call in it, as cuMemGetInfo(), which
+ * no error; a context must not be destroyed or reset while a thread is in a call in it, as cuMemGetInfo(), which
  * may take long (STAND_IN_SLOW_INFO). With STAND_IN_COHERENT the GPUs hang on the processor, and the
  * PCIe flag is accepted; stand_in_export_flags() returns the flags of the last export. When a program
  * ends, it ends, too, by what cuInit() registers with atexit() (not read: it may be later), and must
@@ -462,7 +463,8 @@ int cuDevicePrimaryCtxRetain(struct context **context, int device)
 	if (device < 0 || device >= GPUS)
 		return 101;
 	pthread_mutex_lock(&memory);
-	if (!users[device]++)
+	users[device]++;
+	if (!primaries[device].live)
 		made++;
 	primaries[device].device = device;
 	primaries[device].live = 1;
@@ -492,7 +494,22 @@ int cuDevicePrimaryCtxRelease_v2(int device)
 	if (device < 0 || device >= GPUS || !users[device])
 		return 101;
 	pthread_mutex_lock(&memory);
-	if (!--users[device])
+	if (!--users[device] && primaries[device].live)
+		destroy(primaries + device);
+	pthread_mutex_unlock(&memory);
+	return 0;
+}
+
+int cuDevicePrimaryCtxReset_v2(int device)
+{
+	int status = state();
+
+	if (status)
+		return status;
+	if (device < 0 || device >= GPUS)
+		return 101;
+	pthread_mutex_lock(&memory);
+	if (primaries[device].live)
 		destroy(primaries + device);
 	pthread_mutex_unlock(&memory);
 	return 0;
@@ -507,7 +524,7 @@ int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *active)
 	if (device < 0 || device >= GPUS)
 		return 101;
 	*flags = 0;
-	*active = users[device] > 0;
+	*active = primaries[device].live;
 	return 0;
 }
 
@@ -775,6 +792,28 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *all)
 	pthread_mutex_unlock(&memory);
 	__atomic_sub_fetch(&contexts[current]->asked, 1, __ATOMIC_ACQ_REL);
 	return 0;
+}
+
+#ifndef WITHOUT_NEW_CUDA
+int cuDeviceGetUuid_v2(unsigned char *uuid, int device)
+{
+	int status = state();
+
+	if (status || device < 0 || device >= GPUS)
+		return status ? status : 101;
+	memset(uuid, 0xab, 16);
+	uuid[15] = device;
+	return 0;
+}
+#endif
+
+/* Answers for NVML, which needs no context and no cuInit(). */
+void stand_in_memory(int device, uint64_t *free_bytes, uint64_t *all)
+{
+	*all = total();
+	pthread_mutex_lock(&memory);
+	*free_bytes = *all - taken(device);
+	pthread_mutex_unlock(&memory);
 }
 
 static int attribute_of(void *out, int attribute, uint64_t at)

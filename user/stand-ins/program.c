@@ -23,6 +23,8 @@ int cuCtxDestroy_v2(void *context);
 int cuCtxPushCurrent_v2(void *context);
 int cuCtxPopCurrent_v2(void **context);
 int cuDevicePrimaryCtxRelease_v2(int device);
+int cuDevicePrimaryCtxReset_v2(int device);
+int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *active);
 int cuMemAllocAsync(uint64_t *at, size_t size, void *stream);
 int stand_in_started(void);
 void stand_in_break(void);
@@ -391,6 +393,26 @@ static void contexts_go(uint64_t at)
 	}
 }
 
+/* Resets a primary context while a cache has its memory, like a program that calls cudaDeviceReset(). */
+static void resets(uint64_t at)
+{
+	unsigned int flags;
+	void *context;
+	int active;
+
+	for (int i = 0; i < 8; i++) {
+		if (cuDevicePrimaryCtxRetain(&context, 1) || cuCtxPushCurrent_v2(context) || cuMemAlloc_v2(&at, 8192))
+			return;
+		ibv_dereg_mr(show("buffer", ibv_reg_mr(&pd, (void *)at, 5000, IBV_ACCESS_LOCAL_WRITE), at));
+		usleep(70000);
+		if (cuCtxPopCurrent_v2(&context) || cuDevicePrimaryCtxReset_v2(1))
+			return;
+		usleep(30000);
+		if (cuDevicePrimaryCtxGetState(1, &flags, &active) || active)
+			return;
+	}
+}
+
 /* Goes through a checkpoint between two uses. It takes longer than a tick of the coarse clock,
  * as on a card. */
 static void restored(uint64_t at)
@@ -677,7 +699,7 @@ int main(int argc, char **argv)
 		      { "rereg-forks", rereg_forks }, { "beside-freed", beside_freed },
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
 		      { "exits", exits }, { "exits-registering", exits_registering }, { "kept", kept }, { "beside", beside }, { "shortage", shortage }, { "restored", restored },
-		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "contexts-go", contexts_go }, { "broken", broken },
+		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "contexts-go", contexts_go }, { "resets", resets }, { "broken", broken },
 		      { "handles", handles }, { "handles-freed", handles_freed }, { "handles-reused", handles_reused },
 		      { "closes-late", closes_late }, { "threads-own", threads_own } };
 	int open;

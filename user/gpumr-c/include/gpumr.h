@@ -96,10 +96,9 @@
  * registered of a GPU that has less free then ends with its last lease. Free memory is looked at when
  * something is registered anew, not at a hit, and by the sweeping thread, which with free_bytes wakes
  * at least every 20 ms (sweep_ms 0: there is no thread). While enough is free, nobody asks more often.
- * It is asked of GPUs whose primary context is in use, as programs with CUDA's runtime have it: that
- * context is retained for the question. Before cudaDeviceReset() call gpumr_free_all(), which waits
- * until nobody asks. limits.bytes bounds what is kept at all. A cache with none of these, as that of
- * NULL options, may keep freed memory allocated for as long as it lives.
+ * NVML (libnvidia-ml.so.1) is asked, in no context of CUDA; where it is missing, free_bytes does
+ * nothing. limits.bytes bounds what is kept at all. A cache with none of these, as that of NULL
+ * options, may keep freed memory allocated for as long as it lives.
  *
  * Checkpoint and restore (cuda-checkpoint, CRIU) give the process new memory under old addresses and
  * numbers. A region that is registered keeps the old memory allocated: where a checkpoint is to empty

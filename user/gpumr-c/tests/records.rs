@@ -109,7 +109,7 @@ fn the_page_has_the_figures_of_the_records() {
             us(among(100_000, ", which evicts one"), 1)
         ),
         format!("takes {} and {} µs", us(among(1000, " by dma-buf"), 0), us(among(100_000, " by dma-buf"), 0)),
-        format!("CUDA takes {} µs to answer", us(one("cuMemGetInfo in a context of the memory's GPU"), 1)),
+        format!("NVML takes {} µs to answer", us(one("free memory, asked of NVML"), 1)),
         format!(
             "with its release, takes {} of x86-64",
             hits.split(" before, ").nth(1).and_then(|rest| rest.split(' ').next()).expect("instructions")

@@ -181,7 +181,10 @@ fn cached(verbs: &Functions) -> Option<&'static Cached> {
         options.idle_bytes = KEPT;
         // With this, an allocator that frees to allocate again, like PyTorch's, gets what it freed.
         options.free_bytes = FREE_BYTES_AUTO;
-        let cache = Cache::with(Cuda::open()?, verbs, Policy::parse(&way)?, Limits::default(), options);
+        let cuda = Cuda::open()?;
+        // An allocator would miss what is kept, if nobody could say how much is free.
+        cuda.knows_memory()?;
+        let cache = Cache::with(cuda, verbs, Policy::parse(&way)?, Limits::default(), options);
         let sweeper = Sweeper::start(&cache, SWEEP).map_err(Error::Thread)?;
         Ok(Cached { cache, leases: Mutex::default(), _sweeper: sweeper })
     };

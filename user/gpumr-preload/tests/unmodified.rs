@@ -381,13 +381,27 @@ fn memory_is_served_whatever_context_is_current() {
     assert!(out.contains("plain 0, dma-buf 2, live 0\n"), "each was kept: {out}");
 }
 
-/// The sweeper asks how much memory is free at any time, so never in a context that the program may
-/// end.
+/// The sweeper asks how much memory is free at any time, so never in a context: the program may end
+/// each of its own, and reset what others use, too.
 #[test]
 fn a_program_may_end_its_contexts_at_any_time() {
+    let folder = build("contexts-go", Without::Nothing);
     let settings = [&CACHE[..], &[("STAND_IN_SLOW_INFO", "1")]].concat();
-    let (out, said) = run(&build("contexts-go", Without::Nothing), "contexts-go", true, &settings);
-    assert!(out.starts_with(&"buffer: addr right\n".repeat(8)) && said.is_empty(), "{out}{said}");
+    for part in ["contexts-go", "resets"] {
+        let (out, said) = run(&folder, part, true, &settings);
+        assert!(out.starts_with(&"buffer: addr right\n".repeat(8)) && said.is_empty(), "{part}: {out}{said}");
+    }
+    assert!(manual().contains("so a program may reset or destroy its contexts at any time."), "{}", manual());
+}
+
+/// If nobody could say how much memory is free, what is kept would be missing to the program.
+#[test]
+fn where_nvml_is_missing_there_is_no_cache() {
+    let (out, said) = run(&build("no-nvml", Without::Nvml), "again", true, &CACHE);
+    assert_eq!(out, format!("{}dealloc: 0\nplain 3, dma-buf 3, live 0\n", "buffer: addr right\n".repeat(3)), "{said}");
+    let words = "libgpumr-preload: the cache cannot be opened: libnvidia-ml.so.1 cannot be opened: install it";
+    assert!(said.starts_with(words) && said.lines().count() == 1, "{said}");
+    assert!(manual().contains("Where NVML is missing, there is no cache, and a line on standard error says so."));
 }
 
 /// Making a primary context takes 400 ms.

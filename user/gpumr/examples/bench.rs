@@ -158,9 +158,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let questions = if at_once { "one question a hit" } else { "two questions a hit" };
     let (number, both) = (answer(|| cuda.buffer_id(at)), answer(|| cuda.buffer(at)));
     println!("BUFFER_ID: {number:.0} ns; with bounds: {both:.0} ns; {questions}");
-    let (free, all) = cuda.memory(at).ok_or("no cuMemGetInfo")?;
+    let (free, all) = cuda.memory(at).ok_or("no NVML")?;
     let info = answer(|| cuda.memory(at));
-    println!("cuMemGetInfo in a context of the memory's GPU: {info:.0} ns; {} of {} MiB free", free >> 20, all >> 20);
+    println!("free memory, asked of NVML: {info:.0} ns; {} of {} MiB free", free >> 20, all >> 20);
     for count in THREADS {
         let raw = threads(count, |n| Ok(answer(|| cuda.buffer(buffers[n]))))?;
         println!("BUFFER_ID with bounds, {count} threads, a buffer each: {raw:.0} ns");

@@ -101,8 +101,7 @@ impl<G: Gpu, V: Verbs> Cache<G, V> {
     }
 
     /// Ends all registrations, because all memory is about to be freed: a context is destroyed or
-    /// reset. When this returns, no thread asks CUDA how much memory is free
-    /// ([`Options::free_bytes`]), and none will until something is registered.
+    /// reset.
     pub fn before_free_all(&self) {
         self.0.freed(None);
     }

@@ -8,6 +8,7 @@
 use crate::backend::{Gpu, Kind};
 use crate::checkpoint::Watch;
 use crate::error::Error;
+use crate::nvml::{Nvml, Uuid};
 use crate::range::{page_size, Range};
 use libloading::os::unix::{Library, Symbol, RTLD_LAZY};
 use std::cell::Cell;
@@ -57,7 +58,7 @@ type PopContext = unsafe extern "C" fn(*mut Context) -> c_int;
 type RetainPrimary = unsafe extern "C" fn(*mut Context, c_int) -> c_int;
 type ReleasePrimary = unsafe extern "C" fn(c_int) -> c_int;
 type PrimaryState = unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> c_int;
-type GetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
+type GetUuid = unsafe extern "C" fn(*mut Uuid, c_int) -> c_int;
 type ProcessState = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 type ErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
@@ -71,7 +72,8 @@ pub struct Cuda {
     range: Symbol<GetRange>,
     /// It exists since CUDA 11.7.
     handle: Option<Symbol<GetHandle>>,
-    info: Symbol<GetInfo>,
+    /// It exists since CUDA 11.4.
+    uuid: Option<Symbol<GetUuid>>,
     /// It exists since CUDA 12.8.
     process: Option<Symbol<ProcessState>>,
     name: Symbol<ErrorName>,
@@ -103,6 +105,12 @@ impl Cuda {
         self
     }
 
+    /// Fails if [`Gpu::memory()`] has no answer because NVML is missing.
+    #[doc(hidden)]
+    pub fn knows_memory(&self) -> Result<(), Error> {
+        Nvml::get().map(|_| ())
+    }
+
     /// Returns the library if the program has it loaded. It does not start the driver.
     #[doc(hidden)]
     pub fn loaded() -> Option<Self> {
@@ -123,7 +131,7 @@ impl Cuda {
                 attributes: lib.get(b"cuPointerGetAttributes\0").ok(),
                 range: lib.get(b"cuMemGetAddressRange_v2\0").map_err(missing)?,
                 handle: lib.get(b"cuMemGetHandleForAddressRange\0").ok(),
-                info: lib.get(b"cuMemGetInfo_v2\0").map_err(missing)?,
+                uuid: lib.get(b"cuDeviceGetUuid_v2\0").ok(),
                 process: lib.get(b"cuCheckpointProcessGetState\0").ok(),
                 name: lib.get(b"cuGetErrorName\0").map_err(missing)?,
                 push: lib.get(b"cuCtxPushCurrent_v2\0").map_err(missing)?,
@@ -328,25 +336,10 @@ impl Gpu for Cuda {
 
     fn memory(&self, address: u64) -> Option<(u64, u64)> {
         let device = self.number(DEVICE_ORDINAL, address).ok()? as c_int;
-        if !self.is_primary_active(device)? {
-            return None;
-        }
-        let (mut free, mut total, mut context) = (0usize, 0usize, std::ptr::null_mut());
-        // SAFETY: Locals. What is retained and pushed here is popped and released here. A thread of
-        // ours may ask at any time, so it uses no context that the program may end meanwhile.
-        let status = unsafe {
-            if (self.retain)(&mut context, device) != 0 {
-                return None;
-            }
-            let mut status = (self.push)(context);
-            if status == 0 {
-                status = (self.info)(&mut free, &mut total);
-                (self.pop)(&mut context);
-            }
-            (self.release)(device);
-            status
-        };
-        (status == 0).then_some((free as u64, total as u64))
+        let mut uuid = Uuid::default();
+        // SAFETY: A local; a wrong device is refused.
+        let status = unsafe { self.uuid.as_ref()?(&mut uuid, device) };
+        (status == 0).then(|| Nvml::get().ok()?.memory(uuid))?
     }
 
     fn words(&self, status: c_int) -> String {

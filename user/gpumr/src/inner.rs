@@ -58,7 +58,7 @@ pub(crate) struct Inner<G: Gpu, V: Verbs> {
     state: Mutex<State<G, V>>,
     /// The entries that threads are letting go of at this moment. Its lock may be taken under that of `state`.
     leaving: Leaving<Entry<G, V>>,
-    /// It is signalled when something leaves [`State::ending`], and when nobody asks any more.
+    /// It is signalled when something leaves [`State::ending`].
     ended: Condvar,
 }
 
@@ -114,8 +114,6 @@ struct State<G: Gpu, V: Verbs> {
     of_gpus: BTreeMap<(i32, usize), Arc<Entry<G, V>>>,
     /// The GPUs that have little free memory.
     pressed: BTreeSet<i32>,
-    /// The number of threads that ask CUDA how much memory is free.
-    asking: usize,
     /// Entries in use that are not in the map because a larger one has their place. Empty if nobody
     /// wants to hear of them.
     outside: Outside<Inner<G, V>>,
@@ -313,7 +311,6 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
             queued_bytes: 0,
             of_gpus: BTreeMap::new(),
             pressed: BTreeSet::new(),
-            asking: 0,
             outside: Outside::default(),
         };
         Self {
@@ -729,12 +726,6 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 }
             };
             let out = self.take_out(chosen, |entry| range.is_none_or(|range| entry.range.overlaps(&range)));
-            if range.is_none() {
-                let mut state = lock(&self.state);
-                while state.asking > 0 {
-                    state = wait(&self.ended, state);
-                }
-            }
             self.counters.freed.add(out.len() as u64);
             out.iter().for_each(|entry| self.tell(entry));
             self.tell_outside(range, true);
@@ -874,17 +865,11 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
         }
         let mut from = (i32::MIN, 0);
         loop {
-            let mut state = lock(&self.state);
-            let next = state.of_gpus.range(from..).next().map(|(at, entry)| (*at, entry.clone()));
+            let next = lock(&self.state).of_gpus.range(from..).next().map(|(at, entry)| (*at, entry.clone()));
             let Some(((device, at), entry)) = next else { return };
-            // Whoever takes all entries out waits for this.
-            state.asking += 1;
-            drop(state);
             from = (device, at + 1);
             let holds = || entry.identity.holds(&self.gpu);
             let memory = if holds() { self.gpu.memory(entry.range.start()) } else { None };
-            lock(&self.state).asking -= 1;
-            self.ended.notify_all();
             if memory.is_none() && !holds() {
                 // The entry cannot say which GPU it belongs to. Its memory may have gone just now, so
                 // no answer does not mean that there is enough.

@@ -40,6 +40,7 @@ mod inner;
 pub mod lease;
 mod leaving;
 mod memlock;
+mod nvml;
 mod objects;
 mod options;
 mod outside;

@@ -77,9 +77,9 @@ pub struct Options {
     /// The number of free bytes of a GPU below which everything that is registered of it ends as
     /// soon as nobody uses it. What is freed while it is registered by dma-buf, or pinned for good,
     /// stays allocated, and an allocator that frees to allocate again would not get it. Free memory
-    /// is checked when something is registered and by the [`crate::Sweeper`], at most every 20 ms, of
-    /// GPUs whose primary context is in use, as programs with CUDA's runtime have it. Before one is
-    /// reset, call [`crate::Cache::before_free_all()`]. 0: never. [`crate::FREE_BYTES_AUTO`] suits PyTorch.
+    /// is checked when something is registered and by the [`crate::Sweeper`], at most every 20 ms. NVML
+    /// says how much there is, so nothing happens where that is missing (`libnvidia-ml.so.1`). 0: never.
+    /// [`crate::FREE_BYTES_AUTO`] suits PyTorch.
     pub free_bytes: u64,
     /// The number of bytes that may stay registered that nobody uses. What is in use does not
     /// count, unlike for [`Limits::bytes`]. With such a limit, each hit takes the cache's lock. 0: no

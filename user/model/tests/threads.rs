@@ -485,31 +485,6 @@ fn what_has_just_been_let_go_of_is_evicted() {
     assert!(MET.load(Ordering::Relaxed), "the lease never ended first");
 }
 
-/// A context is about to go with all its memory. Nobody is asking CUDA in it when the report
-/// returns, by what was registered before: whoever registers in that context later has no such promise.
-#[test]
-fn nobody_asks_in_a_context_that_is_about_to_go() {
-    search("a context about to go", || {
-        let world = World::default();
-        world.has_memory(0, 1 << 30, 1 << 40);
-        let mut options = Options::default();
-        options.free_bytes = 1000;
-        let policy = Policy::by_module(true);
-        let cache = Cache::with(world.clone(), world.clone(), policy, Limits::default(), options);
-        let block = world.allocate(2).unwrap();
-        let asks = {
-            let cache = cache.clone();
-            shuttle::thread::spawn(move || drop(cache.register(0, block.start(), block.length(), 1).unwrap()))
-        };
-        while cache.stats().entries == 0 {
-            step();
-        }
-        cache.before_free_all();
-        assert_eq!(world.asking(), 0, "ASKED: a question is under way");
-        asks.join().unwrap();
-    });
-}
-
 /// The holder of a region in use is told once when its memory goes, whoever registers a larger one,
 /// sweeps and reports meanwhile.
 #[test]

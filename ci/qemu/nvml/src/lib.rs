@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The lab's `libnvidia-ml.so.1`: the calls of NVML that UCX makes (1.22, `libuct_cuda`).
+//! The lab's `libnvidia-ml.so.1`: the calls of NVML that UCX (1.22, `libuct_cuda`) and gpumr make.
 //!
 //! Models what NVML 580.159.04 answered on an H100 without NVLink and without a fabric
 //! (docs/facts.md#cuda-programs): every call before `nvmlInit_v2` is UNINITIALIZED, links and their peers are
@@ -18,13 +18,15 @@ type Return = c_int;
 const UNINITIALIZED: Return = 1;
 const INVALID_ARGUMENT: Return = 2;
 const NOT_SUPPORTED: Return = 3;
+const NOT_FOUND: Return = 6;
 const DRIVER_NOT_LOADED: Return = 9;
+const GPU_IS_LOST: Return = 15;
 const VERSION_MISMATCH: Return = 25;
 
-/// How often it was initialised, and the GPUs.
-static STATE: Mutex<(u32, Vec<Info>)> = Mutex::new((0, Vec::new()));
+/// How often it was initialised, the GPUs, and the driver, which it has open from the first time to the last.
+static STATE: Mutex<(u32, Vec<Info>, Option<Client>)> = Mutex::new((0, Vec::new(), None));
 
-fn state() -> MutexGuard<'static, (u32, Vec<Info>)> {
+fn state() -> MutexGuard<'static, (u32, Vec<Info>, Option<Client>)> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -83,6 +85,14 @@ pub struct PciInfo {
     id: [u8; 32],
 }
 
+/// `nvmlMemory_t`.
+#[repr(C)]
+pub struct Memory {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
 /// The head of `nvmlFieldValue_t`: 40 bytes, of which field and result are here.
 #[repr(C)]
 pub struct FieldValue {
@@ -120,6 +130,7 @@ api! {
             let first = client.info(0).map_err(|_| DRIVER_NOT_LOADED)?;
             let rest = (1..first.gpus).map(|i| client.info(i).map_err(|_| DRIVER_NOT_LOADED));
             state.1 = std::iter::once(Ok(first)).chain(rest).collect::<Result<_, _>>()?;
+            state.2 = Some(client);
         }
         state.0 += 1;
         Ok(())
@@ -138,6 +149,9 @@ api! {
     fn nvmlShutdown() {
         let mut state = state();
         state.0 = state.0.checked_sub(1).ok_or(UNINITIALIZED)?;
+        if state.0 == 0 {
+            state.2 = None;
+        }
         Ok(())
     }
 
@@ -157,6 +171,34 @@ api! {
         gpu(handle)?;
         // SAFETY: the caller's pointer.
         unsafe { put(device, handle) }
+    }
+
+    /// Returns a GPU by the name that its UUID makes.
+    fn nvmlDeviceGetHandleByUUID(name: *const c_char, device: *mut Device) {
+        let state = state();
+        if state.0 == 0 {
+            return Err(UNINITIALIZED);
+        }
+        if name.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        // SAFETY: the caller's string.
+        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+        let hex = |uuid: [u8; 16]| uuid.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let asked: Vec<u8> = name.strip_prefix(b"GPU-").ok_or(NOT_FOUND)?.iter().copied().filter(|c| *c != b'-').collect();
+        let n = state.1.iter().position(|info| hex(info.uuid).as_bytes() == asked).ok_or(NOT_FOUND)?;
+        // SAFETY: the caller's pointer.
+        unsafe { put(device, (n + 1) as Device) }
+    }
+
+    /// Returns how much video memory a GPU has, and how much of it is free and in use.
+    fn nvmlDeviceGetMemoryInfo(device: Device, to: *mut Memory) {
+        gpu(device)?;
+        let number = (device as usize - 1) as u32;
+        let now = state().2.as_ref().ok_or(UNINITIALIZED)?.info(number).map_err(|_| GPU_IS_LOST)?;
+        let (total, free) = (now.memory, now.memory_free);
+        // SAFETY: the caller's pointer.
+        unsafe { put(to, Memory { total, free, used: total - free }) }
     }
 
     /// Returns where a GPU is on the bus. The card's own numbers are those of the lab's stand-in.

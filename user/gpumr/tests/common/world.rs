@@ -79,8 +79,6 @@ struct State {
     no_deregistration: bool,
     /// Memory that cannot be pinned for peer memory, as CUDA says.
     unpinned: Option<Range>,
-    /// The number of questions about free memory that are under way.
-    asking: usize,
     bounds: Bounds,
     epoch: u64,
     /// Whether nobody sees checkpoints.
@@ -181,11 +179,6 @@ impl World {
 
     pub fn refuse_to_pin(&self, range: Range) {
         self.state().unpinned = Some(range);
-    }
-
-    /// Returns the number of questions about free memory that are under way.
-    pub fn asking(&self) -> usize {
-        self.state().asking
     }
 
     pub fn refuse_deregistration(&self) {
@@ -339,10 +332,8 @@ impl Gpu for World {
     }
 
     fn memory(&self, address: u64) -> Option<(u64, u64)> {
-        self.state().asking += 1;
         super::step();
-        let mut state = self.state();
-        state.asking -= 1;
+        let state = self.state();
         // Nothing is known about memory that is gone.
         state.memory[state.block(address)?.gpu]
     }
