@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* A libibverbs.so.1 that counts. It models: symbol versions as in rdma-core 44 (libibverbs.map);
+/* A libibverbs.so.1 that counts. It models: symbol versions as in rdma-core 65 (ibverbs.map);
  * ibv_reg_mr() that fails with EFAULT on GPU memory (without the peer-memory API: as the stand-in
  * libcuda says or, with STAND_IN_REFUSES=gpu, any libcuda; all memory with STAND_IN_REFUSES=all), and
  * with EINVAL on no bytes and on ranges that wrap, as mainline's ib_umem_get(); ibv_reg_mr() and

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Registers GPU memory by each form of ibv_reg_mr() that verbs.h of Debian 12 and 13 has. (The newer
- * ibv_reg_mr_ex() is not in the lab's libibverbs either.) */
+/* Registers GPU memory by each form of ibv_reg_mr() that verbs.h of Debian 12 and 13 has. (The lab's
+ * libibverbs, of rdma-core 56, does not have ibv_reg_mr_ex() either: it came with 59.) */
 #include <stdint.h>
 #include <stdio.h>
 #ifdef STATIC

@@ -58,6 +58,7 @@ fn gpu_memory_is_registered_by_dma_buf_after_the_plain_call() {
         "ibv_reg_mr@IBVERBS_1.1",
         "ibv_reg_mr_iova@IBVERBS_1.7",
         "ibv_reg_mr_iova2@IBVERBS_1.8",
+        "ibv_reg_mr_ex@IBVERBS_1.15",
         "ibv_dereg_mr@IBVERBS_1.1",
     ] {
         assert!(names.contains(&format!(" U {name}\n")), "the program asks for {name}: {names}");
