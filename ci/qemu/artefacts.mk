@@ -296,6 +296,9 @@ peermemctl:
 preload:
 	@$(program) user/gpumr user/gpumr-preload user/Cargo.toml user/Cargo.lock $(built) user/gpumr-preload libgpumr_preload.so
 
+libgpumr:
+	@$(program) user/gpumr user/gpumr-c user/Cargo.toml user/Cargo.lock $(built) user/gpumr-c libgpumr_c.so
+
 profile:
 	@$(program) $(workspace) $(q)/profile $(built) $(q)/profile libprofile.so
 
@@ -322,6 +325,11 @@ linked: libcuda
 	@$(keep) $(P:build/lab/%=%)/$@ tests/guest/linked $(q)/linked.sh $(if $(cross),$(q)/cross.sh) $(P)/libcuda \
 		$(call libraries,libibverbs-dev libnl-3-dev libnl-route-3-dev libc6-dev) -- $(q)/linked.sh tests/guest/linked $(P)/libcuda/bin
 
+# A verbs program before and after it uses libgpumr.
+adopt: libcuda libgpumr
+	@$(keep) $(P:build/lab/%=%)/$@ user/examples/adopt user/gpumr-c/include $(q)/adopt.sh $(if $(cross),$(q)/cross.sh) \
+		$(P)/libcuda $(P)/libgpumr $(call libraries,libibverbs-dev libc6-dev) -- $(q)/adopt.sh user $(P)/libcuda $(P)/libgpumr
+
 rdma-core-patches := $(wildcard $(q)/rdma-core/*.patch)
 rdma-core: rdma-core-source
 	@$(keep) $(P:build/lab/%=%)/$@ $(S)/rdma-core-source $(q)/rdma_core.sh $(if $(cross),$(q)/cross.sh) $(rdma-core-patches) \
@@ -336,7 +344,7 @@ disk: $(wheels)
 		$(q)/disk.sh $(had)
 
 # The list begins with what the others are linked with.
-programs := rdma-core guest peermemctl preload nvlab-selftest cuda-selftest libcuda libnvml perftest linked
+programs := rdma-core guest peermemctl preload nvlab-selftest cuda-selftest libcuda libnvml libgpumr perftest linked adopt
 ifneq ($(cross),)
 $(programs): sysroot-$(cross)
 endif

@@ -125,6 +125,7 @@ place() { # FILE
 	*/libcudart.so) echo "$lib/libcudart.so.12" ;;
 	*/libnvml.so) echo "$lib/libnvidia-ml.so.1" ;;
 	*/libgpumr_preload.so) echo "$lib/libgpumr-preload.so" ;;
+	*/libgpumr_c.so) echo "$lib/libgpumr.so.1" ;;
 	# UCX finds its transports beside its libraries.
 	*/libuc*_*.so.0) echo "$lib/ucx/${1##*/}" ;;
 	*/libfabric.so.1 | */libuc*.so.0 | */libibverbs.so.1) echo "$lib/${1##*/}" ;;

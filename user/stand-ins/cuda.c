@@ -639,6 +639,22 @@ int cuMemFree_v2(uint64_t at)
 	return status;
 }
 
+int cuMemsetD8_v2(uint64_t at, unsigned char value, size_t count)
+{
+	struct block *b;
+	int status = context();
+
+	if (status)
+		return status;
+	pthread_mutex_lock(&memory);
+	b = find(at);
+	status = b && count <= b->at + b->size - at ? 0 : 1;
+	if (!status)
+		memset((void *)at, value, count);
+	pthread_mutex_unlock(&memory);
+	return status;
+}
+
 int cuMemFreeAsync(uint64_t at, void *stream)
 {
 	return stream ? 400 : cuMemFree_v2(at);

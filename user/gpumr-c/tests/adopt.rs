@@ -25,8 +25,9 @@ fn a_short_patch_adopts_the_library() {
 
     let folder = libraries("adopt", Without::Nothing);
     fs::copy(source("../examples/adopt/transfers.c"), folder.join("transfers.c")).expect("writable");
+    let transport = [&format!("-I{}", source("../examples/adopt")), &source("../examples/adopt/stand_in.c")];
     let linked = ["libcuda.so.1", "libibverbs.so.1"];
-    cc(&[&["-o", "program", "transfers.c"][..], &linked].concat(), &folder);
+    cc(&[&["-o", "program", "transfers.c", transport[0], transport[1]][..], &linked].concat(), &folder);
     let peer_memory = [("STAND_IN_PEER_MEMORY", "1")];
     let before = run(&folder, &peer_memory);
     assert_eq!(before, "sent 101, another key: 1\nregistrations 101, left 0\n");
@@ -39,7 +40,8 @@ fn a_short_patch_adopts_the_library() {
     let library = std::env::current_exe().expect("this program").with_file_name("libgpumr_c.so");
     fs::copy(library, folder.join("libgpumr.so.1")).expect("writable");
     let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
-    cc(&[&["-o", "program", &include, "transfers.c", "libgpumr.so.1"][..], &linked].concat(), &folder);
+    let words = ["-o", "program", &include, "transfers.c", transport[0], transport[1], "libgpumr.so.1"];
+    cc(&[&words[..], &linked].concat(), &folder);
     // The program sends four buffers, and one of them again after it was freed. It does the same by
     // dma-buf.
     let after = "sent 101, another key: 1\nregistrations 5, left 0\n";

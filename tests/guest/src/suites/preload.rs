@@ -39,6 +39,7 @@ pub fn suite() -> Suite {
         ("ib_read_bw", |env| on_gpu(env, "ib_read_bw", PRELOAD)),
         ("ib_send_bw", |env| on_gpu(env, "ib_send_bw", PRELOAD)),
         ("cached", |env| on_gpu(env, "ib_write_bw", CACHED)),
+        ("adopted", adopted),
         ("host_memory", host_memory),
         ("same_calls", same_calls),
         ("wrong_input", wrong_input),
@@ -49,6 +50,7 @@ pub fn suite() -> Suite {
     let beside_nvidia_peermem = [
         ("ib_write_bw", (|env| on_gpu(env, "ib_write_bw", PRELOAD)) as fn(&Env) -> Result<()>),
         ("cached", |env| on_gpu(env, "ib_write_bw", CACHED)),
+        ("adopted", adopted),
         ("same_calls", same_calls),
     ];
     let mut tests = Vec::new();
@@ -103,6 +105,35 @@ fn on_gpu(env: &Env, program: &str, settings: Settings) -> Result<()> {
         gpu::wait_clean(Duration::from_secs(10))?;
         Ok(report.rate)
     })
+}
+
+/// Runs the verbs program of `user/examples/adopt` as it is, and with the patch by which it uses libgpumr. It sends
+/// four buffers 25 times and compares each byte that arrives; then it frees one, and sends what has its address. The
+/// program itself registers each time, and only where plain calls are enough; the library each buffer once.
+fn adopted(env: &Env) -> Result<()> {
+    let runs = |program: &str| -> Result<(bool, String, [u64; 3])> {
+        let before = Before::now()?;
+        let ran = Command::new(program).output()?;
+        let counts = before.counts()?;
+        let exports = gpu::accounting()?.get("dma_bufs");
+        gpu::wait_clean(Duration::from_secs(10))?;
+        let said = [ran.stdout, ran.stderr].concat();
+        println!("{program}: {counts:?}, {exports} exports");
+        let bytes = if counts.repeated == 0 { counts.read } else { counts.read.min(ARRIVE) };
+        Ok((ran.status.success(), String::from_utf8(said)?, [exports.try_into()?, counts.mrs, bytes]))
+    };
+    const ARRIVE: u64 = 101 * 8192;
+    let sent = || "sent 101, another key: 1\n".to_owned();
+    let plain = match env.mode {
+        Some(_) => (true, sent(), [0, 101, ARRIVE]),
+        None => (false, "ibv_reg_mr: Bad address\n".to_owned(), [0, 0, 0]),
+    };
+    let ours = runs("/usr/bin/transfers")?;
+    ensure!(ours == plain, "without the patch {ours:?}, wanted {plain:?}");
+    let [exports, regions] = if env.mode.is_some() { [0, 5] } else { [5, 0] };
+    let (ours, wanted) = (runs("/usr/bin/transfers-adopted")?, (true, sent(), [exports, regions, ARRIVE]));
+    ensure!(ours == wanted, "with the patch {ours:?}, wanted {wanted:?}");
+    Ok(())
 }
 
 fn host_memory(env: &Env) -> Result<()> {
