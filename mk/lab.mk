@@ -65,8 +65,8 @@ soak: lab-bootstrap
 
 # The folders that have a fault of this name, and what tries those of each.
 kinds = $(notdir $(patsubst %/,%,$(dir $(wildcard tests/faults/*/$(FAULT).patch))))
-try_model = ci/cargo.sh . test --locked -p run --test planted_faults -- --nocapture
-try_user = ci/cargo.sh user test --locked -p gpumr-model --test planted_faults -- --nocapture
+try_model = ci/cargo.sh . test --locked -p run --test planted_faults
+try_user = ci/cargo.sh user test --locked -p gpumr-model --test planted_faults
 try_boot = ci/lab.sh soak --only planted
 fault: lab-bootstrap
 	@$(if $(kinds),,echo "make fault: FAULT=$(FAULT): there is no such fault; there are:" \

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Reads planted faults. Each is a patch on the repository that breaks the code, and a test must
-//! find it. The head of the patch says in its first sentence what is wrong, then `Run:` how to find
+//! Reads planted faults, and runs what must find them. Each is a patch on the repository that breaks
+//! the code. The head of the patch says in its first sentence what is wrong, then `Run:` how to find
 //! it and `Says:` what is said then. The folder tells who runs it, and what the two lines mean:
 //!
 //! - `model`: the words of tests/host/run, and what its line VIOLATION contains.
@@ -9,8 +9,13 @@
 //!   the test that fails.
 //! - `user`: the words of `cargo test`, and what its output contains.
 
+mod runner;
+
+pub use runner::{cargo, demand_all, find_each, run, Ran};
+
 use std::env;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -78,24 +83,46 @@ impl Fault {
         })
     }
 
-    /// Applies the patch to the files below a folder.
-    pub fn apply(&self, tree: &Path) -> Result<(), String> {
-        self.patch(tree, &[])
+    /// Makes a folder contain these parts of a checkout with this fault: files and folders of its top,
+    /// without what builds leave there, after `edit`, which gets their folder. A file that is as it was
+    /// there before stays untouched, because cargo and make compare the times of files.
+    pub fn plant(
+        &self,
+        checkout: &Path,
+        parts: &[&str],
+        folder: &Path,
+        edit: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> Result<(), String> {
+        let fresh = folder.with_extension("fresh");
+        let failed = |e| format!("{}: {e}", fresh.display());
+        fs::create_dir_all(&fresh).and_then(|()| fs::remove_dir_all(&fresh)).map_err(failed)?;
+        let sources = ["-rlp", "--exclude=.git", "--exclude=/build", "--exclude=target", "--exclude=.*.cmd"];
+        done(Command::new("rsync").args(sources).args(parts).arg(fresh.join("")).current_dir(checkout))?;
+        edit(&fresh).map_err(failed)?;
+        self.patch(&fresh, &[])?;
+        // What the copy's own builds have left is kept.
+        let changes = ["-rlp", "--checksum", "--delete", "--filter=protect /build/***"];
+        done(Command::new("rsync").args(changes).arg(fresh.join("")).arg(folder))
     }
 
     fn patch(&self, tree: &Path, more: &[&str]) -> Result<(), String> {
         let words = ["-p1", "--silent", "--forward", "--fuzz=0", "--no-backup-if-mismatch", "-i"];
-        let mut patch = Command::new("patch");
-        patch.args(more).args(words).arg(&self.file).current_dir(tree);
-        let ran = patch.output().map_err(|e| format!("patch: {e}"))?;
-        if ran.status.success() {
-            return Ok(());
-        }
-        let said = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
-        Err(format!(
-            "{} does not apply any more; make it again for the sources as they are now:\n{said}",
-            self.file.display()
-        ))
+        done(Command::new("patch").args(more).args(words).arg(&self.file).current_dir(tree)).map_err(|said| {
+            format!(
+                "{} does not apply any more; make it again for the sources as they are now:\n{said}",
+                self.file.display()
+            )
+        })
+    }
+}
+
+/// Runs a program that must succeed. The error is what it prints.
+fn done(command: &mut Command) -> Result<(), String> {
+    let ran = run(command)?;
+    if ran.code == Some(0) {
+        Ok(())
+    } else {
+        Err(ran.printed)
     }
 }
 
@@ -103,11 +130,11 @@ impl Fault {
 mod tests {
     use super::*;
 
-    const HEAD: &str = "All is lost,\nand nobody sees it.\n\nRun: a boot\nSays: LOST\n\n";
-    const DIFF: &str = "--- a/word\n+++ b/word\n@@ -1 +1 @@\n-good\n+bad\n";
+    pub const HEAD: &str = "All is lost,\nand nobody sees it.\n\nRun: a boot\nSays: LOST\n\n";
+    pub const DIFF: &str = "--- a/word\n+++ b/word\n@@ -1 +1 @@\n-good\n+bad\n";
 
     /// Returns a folder with these patches, and with the file that `DIFF` changes.
-    fn folder(patches: &[(&str, &str)]) -> tempfile::TempDir {
+    pub fn folder(patches: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in patches.iter().chain(&[("word", "good\n")]) {
             fs::write(folder.path().join(name), text).unwrap();
@@ -156,10 +183,43 @@ mod tests {
     fn a_patch_that_does_not_apply_is_named() {
         let folder = folder(&[("one.patch", &(HEAD.to_string() + DIFF))]);
         let fault = choose(folder.path(), &[], None).unwrap().remove(0);
-        fault.apply(folder.path()).unwrap();
-        assert_eq!(fs::read_to_string(folder.path().join("word")).unwrap(), "bad\n");
-        let error = fault.apply(folder.path()).unwrap_err();
+        let (once, twice) = (folder.path().join("once"), folder.path().join("twice"));
+        fault.plant(folder.path(), &["word"], &once, |_| Ok(())).unwrap();
+        assert_eq!(fs::read_to_string(once.join("word")).unwrap(), "bad\n");
+        let error = fault.plant(&once, &["word"], &twice, |_| Ok(())).unwrap_err();
         assert!(error.contains("/one.patch does not apply any more") && error.contains("word"), "{error}");
+    }
+
+    #[test]
+    fn a_copy_with_a_fault_changes_what_differs_and_nothing_else() {
+        let checkout = folder(&[("one.patch", &(HEAD.to_string() + DIFF))]);
+        let fault = choose(checkout.path(), &[], None).unwrap().remove(0);
+        let work = tempfile::tempdir().unwrap();
+        let (checkout, copy) = (checkout.path(), work.path().join("copy"));
+        let shell = |folder: &Path, line: &str| {
+            let ran = run(Command::new("sh").args(["-ec", line]).current_dir(folder)).unwrap();
+            assert_eq!(ran.code, Some(0), "{}", ran.printed);
+            ran.printed.replace('\n', " ")
+        };
+        let edit = |fresh: &Path| fs::write(fresh.join("edited"), "1");
+        let plant = || fault.plant(checkout, &["./"], &copy, edit).unwrap();
+        shell(
+            checkout,
+            "mkdir -p .git build src tests/build user/target; chmod 755 word
+            touch .git/HEAD .hidden build/log src/.o.cmd src/changes src/goes tests/build/same user/target/made
+            ln -s ../word src/link",
+        );
+        plant();
+        let all = "./.hidden ./edited ./one.patch ./src/changes ./src/goes ./tests/build/same ./word ";
+        assert_eq!(shell(&copy, "find -type f | LC_ALL=C sort"), all);
+        assert_eq!(shell(&copy, "cat word src/link; test -x word -a -L src/link"), "bad bad ");
+
+        shell(&copy, "find -type f | xargs touch -d 2001-01-01; mkdir build; touch build/made");
+        shell(checkout, "rm src/goes; echo 2 >src/changes");
+        plant();
+        assert_eq!(shell(&copy, "find -type f -newermt 2002-01-01 | LC_ALL=C sort"), "./build/made ./src/changes ");
+        let old = "./.hidden ./edited ./one.patch ./tests/build/same ./word ";
+        assert_eq!(shell(&copy, "find -type f -not -newermt 2002-01-01 | LC_ALL=C sort"), old);
     }
 
     /// The soak alone boots faults: that each of them still fits the sources is known at once.

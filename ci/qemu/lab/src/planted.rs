@@ -8,13 +8,12 @@ use crate::boots::{self, Row};
 use crate::judge;
 use crate::lanes::{Found, Job};
 use anyhow::{bail, Context, Error, Result};
-use faults::Fault;
+use faults::{Fault, Ran};
 use lab::arch::Arch;
 use lab::artefacts;
 use lab::ctx::Lab;
 use lab::ktap::{print_test, Test};
 use lab::page;
-use lab::sh;
 use std::env;
 use std::fs;
 use std::path::Path;
@@ -44,9 +43,9 @@ fn place<'a>(boots: &'a [Row], fault: &Fault) -> Result<(&'a Row, Vec<String>)> 
     }
 }
 
-/// Returns the first of the failed tests whose name begins with `by`.
-fn caught<'a>(by: &str, failed: &'a [String]) -> Option<&'a str> {
-    failed.iter().map(String::as_str).find(|name| name.starts_with(by))
+/// Returns the failed tests whose names begin with `by`, one a line.
+fn caught(by: &str, failed: &[String]) -> String {
+    failed.iter().filter(|name| name.starts_with(by)).map(|name| format!("{name}\n")).collect()
 }
 
 pub fn job(lab: &Lab) -> Job<'_> {
@@ -58,23 +57,18 @@ fn all(lab: &Lab) -> Result<Found> {
         return Ok(Found::skipped(PLANTED, "they are booted with kernels for x86-64"));
     }
     let boots = boots::all()?;
+    let faults = read(&lab.repo).map_err(Error::msg)?;
+    let try_one = |fault: &Fault| boot(lab, &boots, fault).map_err(|why| format!("{why:#}"));
     let (mut tests, mut rows) = (Vec::new(), Vec::new());
-    for fault in read(&lab.repo).map_err(Error::msg)? {
-        let (row, suites) = place(&boots, &fault)?;
-        let failed = planted(lab, &fault).and_then(|lab| boot(&lab, row, &suites, &fault));
-        let test = match &failed {
-            // A fault that cannot be built proves nothing about the tests.
-            Err(why) => Err(format!("it could not be tried: {why:#}")),
-            Ok(names) => caught(&fault.says, names).ok_or(format!("{} passed; failed: {names:?}", fault.says)),
-        };
-        if let (Ok(test), Ok(names)) = (&test, &failed) {
-            let (test, failed) = (format!("`{test}`"), names.len().to_string());
-            rows.push(vec![fault.name.clone(), fault.what.clone(), row.name.clone(), test, failed]);
+    for (fault, tried) in faults.iter().zip(faults::find_each(&faults, |_| true, try_one)) {
+        if let Ok(found) = &tried {
+            let (test, failed) = (format!("`{}`", found.said), found.printed.lines().count().to_string());
+            rows.push(vec![fault.name.clone(), fault.what.clone(), fault.run[0].clone(), test, failed]);
         }
-        let test = Test::new(format!("{PLANTED}/{}", fault.name), test.is_ok(), test.err().into_iter().collect());
-        print_test(&test);
-        tests.push(test);
+        let name = format!("{PLANTED}/{}", fault.name);
+        tests.push(Test::new(name, tried.is_ok(), tried.err().into_iter().collect()));
     }
+    tests.iter().for_each(print_test);
     if !is_one() && !tests.iter().any(Test::has_failed) {
         lab.write("docs/results/planted-faults.md", &format!("{HEAD}{}", page::table(&COLUMNS, rows)))?;
     }
@@ -89,27 +83,30 @@ C; it is built and booted, and the test below fails. The models find more: `test
 ";
 const COLUMNS: [&str; 5] = ["patch", "what it breaks", "boot", "found by", "tests that failed"];
 
-/// Returns a copy of the checkout with this fault. Unchanged files keep their times, so that little
-/// is built again.
-fn planted(lab: &Lab, fault: &Fault) -> Result<Lab> {
+/// Boots a copy of the checkout with this fault. What is printed are the tests that failed, without
+/// the boot's name.
+fn boot(lab: &Lab, boots: &[Row], fault: &Fault) -> Result<Ran> {
+    let (row, suites) = place(boots, fault)?;
     let repo = lab.repo.join("build/planted");
-    let copy = "files=$(git ls-files); { echo \"$files\"; echo build/bin/lab; } | \
-        rsync --checksum --links --perms --ignore-missing-args --files-from=- ./ build/planted";
-    sh::output(sh::command("sh").args(["-ec", copy]).current_dir(&lab.repo))?;
-    fault.apply(&repo).map_err(Error::msg)?;
+    let program = |fresh: &Path| {
+        fs::create_dir_all(fresh.join("build/bin"))?;
+        fs::copy(lab.repo.join("build/bin/lab"), fresh.join("build/bin/lab")).map(drop)
+    };
+    fault.plant(&lab.repo, &["./"], &repo, program).map_err(Error::msg)?;
     let build = repo.join("build/lab");
     fs::create_dir_all(&build)?;
-    Ok(Lab { repo, build, cache: lab.cache.clone() })
-}
-
-/// Returns the tests that failed, without the boot's name.
-fn boot(lab: &Lab, row: &Row, suites: &[String], fault: &Fault) -> Result<Vec<String>> {
-    let built = artefacts::build(lab, row.kernel, &[row.image()], &[])?;
+    let lab = Lab { repo, build, cache: lab.cache.clone() };
+    let built = artefacts::build(&lab, row.kernel, &[row.image()], &[])?;
     println!("  planted fault {}: of the tests below, {} must fail", fault.name, fault.says);
-    let found = judge::row(lab, &built, row, suites, &[])?;
-    let failed = found.tests.into_iter().filter(Test::has_failed);
+    let found = judge::row(&lab, &built, row, &suites, &[])?;
     let label = format!("{}: ", row.name);
-    Ok(failed.map(|test| test.name.strip_prefix(&label).unwrap_or(&test.name).to_string()).collect())
+    let name = |test: Test| test.name.strip_prefix(&label).unwrap_or(&test.name).to_string();
+    let failed: Vec<_> = found.tests.into_iter().filter(Test::has_failed).map(name).collect();
+    Ok(Ran {
+        code: Some(i32::from(!failed.is_empty())),
+        said: caught(&fault.says, &failed),
+        printed: failed.join("\n"),
+    })
 }
 
 #[cfg(test)]
@@ -118,8 +115,8 @@ mod tests {
 
     #[test]
     fn another_test_that_fails_does_not_count() {
-        assert_eq!(caught("smoke/", &["end/a".into(), "smoke/b".into()]), Some("smoke/b"));
-        assert_eq!(caught("smoke/", &["end/smoke/".into()]), None);
+        assert_eq!(caught("smoke/", &["end/a".into(), "smoke/b".into(), "smoke/c".into()]), "smoke/b\nsmoke/c\n");
+        assert_eq!(caught("smoke/", &["end/smoke/".into()]), "");
     }
 
     #[test]
