@@ -31,7 +31,7 @@ cd "$checkout/$dir"
 # another checkout has built for any of them is not taken any more.
 forget() {
 	for file in "$owners"*"$name"; do
-		[ "$(cat "$file" 2>/dev/null)" = "$whose" ] || rm -f "$file"
+		[ ! -e "$file" ] || [ "$(cat "$file")" = "$whose" ] || : >"$file"
 	done
 	crates=$(cargo tree --workspace --locked --edges all --prefix none --format '{p}')
 	# shellcheck disable=SC2046
@@ -143,6 +143,15 @@ owner=$owners${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET-}$name
 whose=$checkout
 [ -e "$checkout/.git" ] || whose="$checkout $(stat -c '%i %W' "$checkout")"
 take -s 8
+# Where no other checkout has built this workspace, for whatever architecture, there is nothing to
+# forget, and nobody to wait for. An owner's file that is empty was another's.
+others_built() {
+	for file in "$owners"*"$name"; do
+		[ ! -e "$file" ] || [ "$(cat "$file")" = "$whose" ] || return 0
+	done
+	return 1
+}
+others_built || (set -C; printf %s "$whose" >"$owner") 2>/dev/null || true
 # Another checkout may come between the two locks.
 while [ "$(cat "$owner" 2>/dev/null)" != "$whose" ]; do
 	flock -u 8

@@ -220,3 +220,62 @@ fn the_labs_program_can_be_started_while_another_command_begins() {
         assert!(starts > 10, "only {starts} starts");
     });
 }
+
+/// Two checkouts share cargo's folder, and each has two workspaces. A build that lasts is what the
+/// others meet: another workspace of the same checkout goes on beside it, the other checkout says for
+/// whom it waits, and what it is not to take for its own is forgotten.
+#[test]
+fn a_build_makes_the_other_checkout_wait_and_no_other_workspace() {
+    let dir = TempDir::new().expect("temporary folder");
+    for checkout in ["one", "two"] {
+        for workspace in ["", "user/"] {
+            let manifest = dir.path().join(checkout).join(workspace).join("Cargo.toml");
+            fs::create_dir_all(manifest.parent().expect("a folder")).expect("folder");
+            fs::write(manifest, "").expect("file");
+        }
+        fs::create_dir_all(dir.path().join(checkout).join("ci")).expect("folder");
+        let copy = dir.path().join(checkout).join("ci/cargo.sh");
+        fs::copy(repository().join("ci/cargo.sh"), copy).expect("file");
+    }
+    let cargo = "case $1 in
+locate-project) echo $PWD/Cargo.toml ;;
+tree) echo \"gpumr v1.0.0 ($PWD/gpumr)\" ;;
+clean) echo $* >>$DIR/forgotten ;;
+build) : >$DIR/$2; while [ $2 = lasts ] && [ ! -e $DIR/end ]; do sleep 0.05; done ;;
+esac";
+    program(dir.path(), "cargo", cargo);
+    program(dir.path(), "rustc", "echo host: here");
+    let build = |checkout: &str, workspace: &str, word: &str| {
+        let path = std::env::var("PATH").expect("PATH");
+        // Who waits for the wrong one fails, instead of hanging here.
+        let mut cargo = Command::new("timeout");
+        cargo.arg("20").arg(dir.path().join(checkout).join("ci/cargo.sh"));
+        cargo.args([workspace, "build", word]).env("PATH", format!("{}/bin:{path}", dir.path().display()));
+        cargo.env("DIR", dir.path()).env("NVPM_CACHE", dir.path().join("cache")).env_remove("NVPM_TARGET");
+        cargo.stderr(Stdio::piped()).spawn().expect("a shell")
+    };
+    let wait_for = |name: &str| {
+        while !dir.path().join(name).exists() {
+            sleep(Duration::from_millis(20));
+        }
+    };
+    let lasts = build("one", ".", "lasts");
+    wait_for("lasts");
+    let beside = build("one", "user", "beside").wait_with_output().expect("its end");
+    assert!(beside.status.success() && dir.path().join("beside").exists() && errors(&beside).is_empty());
+    assert!(!dir.path().join("forgotten").exists(), "nobody else has built here");
+    let other = build("two", "user", "other");
+    sleep(Duration::from_secs(1));
+    assert!(!dir.path().join("other").exists(), "it built while the first checkout did");
+    fs::write(dir.path().join("end"), "").expect("file");
+    assert!(lasts.wait_with_output().expect("its end").status.success());
+    let other = other.wait_with_output().expect("its end");
+    let said = errors(&other);
+    assert!(other.status.success() && said.contains("cargo: waiting in "), "{said}");
+    let forgotten = fs::read_to_string(dir.path().join("forgotten")).expect("what the first one built");
+    assert!(forgotten.contains("-p gpumr"), "{forgotten}");
+    // What has changed hands is nobody's until it is forgotten: the first one must not take it back.
+    assert!(build("one", "user", "again").wait_with_output().expect("its end").status.success());
+    let forgotten = fs::read_to_string(dir.path().join("forgotten")).expect("file");
+    assert_eq!(forgotten.lines().count(), 2, "{forgotten}");
+}
