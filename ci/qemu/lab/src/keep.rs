@@ -5,7 +5,7 @@
 
 use anyhow::{bail, ensure, Context, Result};
 use lab::ctx::Lab;
-use lab::sh::{human, say, Step};
+use lab::sh::{human, processor_time, say, Step};
 use rustix::fs::{flock, FlockOperation};
 use rustix::io::{fcntl_setfd, FdFlags};
 use sha2::{Digest, Sha256};
@@ -104,7 +104,7 @@ impl Keep {
             self.check(lab, &made_of(&list, lab)?)?;
         }
         ensure!(self.key(lab)? == key, "{what}: its inputs changed while it was built: again, please");
-        say(&format!("{what}: {}", human(start.elapsed())));
+        say(&format!("{what}: {}, {} of processors", human(start.elapsed()), human(processor_time())));
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use lab::axes::{Kernel, Run};
 use lab::ctx::Lab;
 use lab::ktap::{print_test, Counts};
 use lab::parts;
-use lab::sh::{human, say};
+use lab::sh::{human, processor_time, say};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -99,7 +99,8 @@ pub fn run(lab: &Lab, run: Run, only: Option<&str>) -> Result<bool> {
     for one in &done {
         say(&format!("{:5} s  {}", one.seconds, one.name));
     }
-    say(&format!("took {}; report: {file}", human(start.elapsed())));
+    let (wall, spent) = (human(start.elapsed()), human(processor_time()));
+    say(&format!("took {wall}, and {spent} of processors; report: {file}"));
     println!("with {nvidia}");
     println!("{passed} passed, {failed} failed");
     Ok(failed == 0 && passed > 0)
