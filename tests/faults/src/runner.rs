@@ -2,7 +2,7 @@
 
 //! Tries faults, and judges whether what was run finds them.
 
-use crate::Fault;
+use crate::fault::Fault;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::iter;
@@ -95,8 +95,8 @@ pub fn run(command: &mut Command) -> Result<Ran, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::choose;
-    use crate::tests::{folder, HEAD};
+    use crate::fault::choose;
+    use crate::fault::tests::{folder, HEAD};
     use std::panic::catch_unwind;
     use std::time::{Duration, Instant};
 
