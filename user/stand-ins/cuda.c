@@ -801,7 +801,7 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *all)
 		return status;
 	__atomic_add_fetch(&contexts[current]->asked, 1, __ATOMIC_ACQ_REL);
 	if (getenv("STAND_IN_SLOW_INFO"))
-		usleep(15000);
+		usleep(60000);
 	*all = total();
 	pthread_mutex_lock(&memory);
 	*free_bytes = *all - taken(contexts[current]->device);
