@@ -27,11 +27,22 @@ mkdir -p "$runs"
 # cargo reads its configuration by the current folder.
 cd "$checkout/$dir"
 
+# Prints the owners' files of this workspace and profile, of one architecture each, that are another
+# checkout's. One that is empty was another's, and what it built is forgotten or will be.
+of_others() {
+	for file in "$owners"*"$name"; do
+		case $profile:$file in
+		dev:*/.checkout-release-*) ;;
+		*) [ ! -e "$file" ] || [ "$(cat "$file")" = "$whose" ] || echo "$file" ;;
+		esac
+	done
+}
+
 # The crates of this checkout are those that lie in a folder. Build scripts serve all architectures, so what
 # another checkout has built for any of them is not taken any more.
 forget() {
-	for file in "$owners"*"$name"; do
-		[ ! -e "$file" ] || [ "$(cat "$file")" = "$whose" ] || : >"$file"
+	of_others | while read -r file; do
+		: >"$file"
 	done
 	crates=$(cargo tree --workspace --locked --edges all --prefix none --format '{p}')
 	# shellcheck disable=SC2046
@@ -144,14 +155,10 @@ whose=$checkout
 [ -e "$checkout/.git" ] || whose="$checkout $(stat -c '%i %W' "$checkout")"
 take -s 8
 # Where no other checkout has built this workspace, for whatever architecture, there is nothing to
-# forget, and nobody to wait for. An owner's file that is empty was another's.
-others_built() {
-	for file in "$owners"*"$name"; do
-		[ ! -e "$file" ] || [ "$(cat "$file")" = "$whose" ] || return 0
-	done
-	return 1
-}
-others_built || (set -C; printf %s "$whose" >"$owner") 2>/dev/null || true
+# forget, and nobody to wait for. Another one may come at the same time, and then both wait.
+if [ -z "$(of_others)" ] && (set -C; printf %s "$whose" >"$owner") 2>/dev/null && [ -n "$(of_others)" ]; then
+	: >"$owner"
+fi
 # Another checkout may come between the two locks.
 while [ "$(cat "$owner" 2>/dev/null)" != "$whose" ]; do
 	flock -u 8

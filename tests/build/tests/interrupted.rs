@@ -252,6 +252,10 @@ esac";
         cargo.arg("20").arg(dir.path().join(checkout).join("ci/cargo.sh"));
         cargo.args([workspace, "build", word]).env("PATH", format!("{}/bin:{path}", dir.path().display()));
         cargo.env("DIR", dir.path()).env("NVPM_CACHE", dir.path().join("cache")).env_remove("NVPM_TARGET");
+        cargo.env_remove("NVPM_THEN").env_remove("CARGO_BUILD_TARGET");
+        if word == "arm64" {
+            cargo.env("CARGO_BUILD_TARGET", word);
+        }
         cargo.stderr(Stdio::piped()).spawn().expect("a shell")
     };
     let wait_for = |name: &str| {
@@ -278,4 +282,8 @@ esac";
     assert!(build("one", "user", "again").wait_with_output().expect("its end").status.success());
     let forgotten = fs::read_to_string(dir.path().join("forgotten")).expect("file");
     assert_eq!(forgotten.lines().count(), 2, "{forgotten}");
+    // Build scripts serve all architectures, so who is the first to build for one is not alone.
+    assert!(build("two", "user", "arm64").wait_with_output().expect("its end").status.success());
+    let forgotten = fs::read_to_string(dir.path().join("forgotten")).expect("file");
+    assert!(forgotten.lines().count() == 3 && forgotten.contains("--target arm64"), "{forgotten}");
 }
