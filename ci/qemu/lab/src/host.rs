@@ -118,8 +118,11 @@ pub fn packages(lab: &Lab, whole: bool) -> Job<'_> {
         // A copy: who runs what lies in cargo's folder holds the lock on it, and others would wait for
         // minutes.
         let copy = lab.repo.join("build/bin/packages");
-        let then = format!("cp --remove-destination \"$CARGO_TARGET_DIR/debug/packages\" '{}'", copy.display());
-        sh::output(cargo(lab, "tests/packages", &["build", "--quiet", "--locked"]).env("NVPM_THEN", then))?;
+        let mut build = cargo(lab, "tests/packages", &["build", "--quiet", "--locked"]);
+        build
+            .env("COPY", &copy)
+            .env("NVPM_THEN", "cp --remove-destination \"$CARGO_TARGET_DIR/debug/packages\" \"$COPY\"");
+        Step::new("build tests of packages", lab.build.join("log/build-packages.log"))?.run(&mut build)?;
         let mut program = sh::command(copy);
         program.args(["test", "--archive"]).arg(lab.repo.join(archive));
         for (release, machine) in releases.iter().zip(machines) {
