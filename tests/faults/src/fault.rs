@@ -73,7 +73,7 @@ impl Fault {
     }
 
     /// Makes a folder contain these parts of a checkout with this fault: files and folders of its top,
-    /// without what builds leave there, after `edit`, which gets their folder. A file that is as it was
+    /// without what git ignores, after `edit`, which gets their folder. A file that is as it was
     /// there before stays untouched, because cargo and make compare the times of files.
     pub fn plant(
         &self,
@@ -85,7 +85,7 @@ impl Fault {
         let fresh = folder.with_extension("fresh");
         let failed = |e| format!("{}: {e}", fresh.display());
         fs::create_dir_all(&fresh).and_then(|()| fs::remove_dir_all(&fresh)).map_err(failed)?;
-        let sources = ["-rlp", "--exclude=.git", "--exclude=/build", "--exclude=target", "--exclude=.*.cmd"];
+        let sources = ["-rlp", "--exclude=.git", "--exclude-from=.gitignore"];
         done(Command::new("rsync").args(sources).args(parts).arg(fresh.join("")).current_dir(checkout))?;
         edit(&fresh).map_err(failed)?;
         self.patch(&fresh, &[])?;
@@ -125,7 +125,7 @@ pub(crate) mod tests {
     /// Returns a folder with these patches, and with the file that `DIFF` changes.
     pub fn folder(patches: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        for (name, text) in patches.iter().chain(&[("word", "good\n")]) {
+        for (name, text) in patches.iter().chain(&[("word", "good\n"), (".gitignore", "/build/\ntarget/\n.*.cmd\n")]) {
             fs::write(folder.path().join(name), text).unwrap();
         }
         folder
@@ -173,7 +173,7 @@ pub(crate) mod tests {
         let folder = folder(&[("one.patch", &(HEAD.to_string() + DIFF))]);
         let fault = choose(folder.path(), &[], None).unwrap().remove(0);
         let (once, twice) = (folder.path().join("once"), folder.path().join("twice"));
-        fault.plant(folder.path(), &["word"], &once, |_| Ok(())).unwrap();
+        fault.plant(folder.path(), &["word", ".gitignore"], &once, |_| Ok(())).unwrap();
         assert_eq!(fs::read_to_string(once.join("word")).unwrap(), "bad\n");
         let error = fault.plant(&once, &["word"], &twice, |_| Ok(())).unwrap_err();
         assert!(error.contains("/one.patch does not apply any more") && error.contains("word"), "{error}");
@@ -199,7 +199,7 @@ pub(crate) mod tests {
             ln -s ../word src/link",
         );
         plant();
-        let all = "./.hidden ./edited ./one.patch ./src/changes ./src/goes ./tests/build/same ./word ";
+        let all = "./.gitignore ./.hidden ./edited ./one.patch ./src/changes ./src/goes ./tests/build/same ./word ";
         assert_eq!(shell(&copy, "find -type f | LC_ALL=C sort"), all);
         assert_eq!(shell(&copy, "cat word src/link; test -x word -a -L src/link"), "bad bad ");
 
@@ -207,7 +207,7 @@ pub(crate) mod tests {
         shell(checkout, "rm src/goes; echo 2 >src/changes");
         plant();
         assert_eq!(shell(&copy, "find -type f -newermt 2002-01-01 | LC_ALL=C sort"), "./build/made ./src/changes ");
-        let old = "./.hidden ./edited ./one.patch ./tests/build/same ./word ";
+        let old = "./.gitignore ./.hidden ./edited ./one.patch ./tests/build/same ./word ";
         assert_eq!(shell(&copy, "find -type f -not -newermt 2002-01-01 | LC_ALL=C sort"), old);
     }
 

@@ -83,8 +83,8 @@ C; it is built and booted, and the test below fails. The models find more: `test
 ";
 const COLUMNS: [&str; 5] = ["patch", "what it breaks", "boot", "found by", "tests that failed"];
 
-/// Boots a copy of the checkout with this fault. What is printed are the tests that failed, without
-/// the boot's name.
+/// Boots a copy of the checkout with this fault. `printed` lists the tests that failed, without the
+/// boot's name.
 fn boot(lab: &Lab, boots: &[Row], fault: &Fault) -> Result<Ran> {
     let (row, suites) = place(boots, fault)?;
     let repo = lab.repo.join("build/planted");
