@@ -5,7 +5,9 @@ use crate::launcher::{self, Launched};
 use crate::root::{Missing, Root};
 use crate::topology_file::Topology;
 use crate::ucx_conf::{Files, Places};
-use crate::variables::{assignment, Variables, CONFIGURATION, OURS, PROTOCOL, SGLANG_DEVICES, VLLM_PROTOCOL};
+use crate::variables::{
+    assignment, Variables, BEGINNINGS, MOONCAKE_CONFIGURATION, MOONCAKE_PROTOCOL, SGLANG_DEVICES, VLLM_PROTOCOL,
+};
 use anyhow::{bail, Result};
 use std::ffi::OsString;
 
@@ -260,7 +262,7 @@ impl Environment {
         let mut names = self.variables.keys().chain(self.nccl.iter().flat_map(|(_, variables)| variables.keys()));
         let is_read = |name: &String| {
             let is_argument = [VLLM_PROTOCOL, SGLANG_DEVICES].contains(&name.as_str());
-            is_argument || OURS.iter().any(|prefix| name.starts_with(prefix))
+            is_argument || BEGINNINGS.iter().any(|prefix| name.starts_with(prefix))
         };
         match self.ucx.decide() || names.any(is_read) {
             true => format!("for {}", self.whose),
@@ -325,8 +327,8 @@ fn mooncake_protocol(
     is_elsewhere: bool,
 ) -> Option<(String, Result<String, String>)> {
     let given = |name: &str| variables.get(name).filter(|value| !value.is_empty());
-    let Some(file) = given(CONFIGURATION) else {
-        return given(PROTOCOL).map(|value| (format!("{PROTOCOL}={value}"), Ok(value.clone())));
+    let Some(file) = given(MOONCAKE_CONFIGURATION) else {
+        return given(MOONCAKE_PROTOCOL).map(|value| (format!("{MOONCAKE_PROTOCOL}={value}"), Ok(value.clone())));
     };
     let read = || {
         let text = root.text(&format!("{below}{file}")).map_err(|_| "that file cannot be read".to_owned())?;
@@ -335,7 +337,7 @@ fn mooncake_protocol(
         Ok(value.get("protocol").and_then(serde_json::Value::as_str).unwrap_or("tcp").to_owned())
     };
     let protocol = if is_elsewhere { Err("that file is elsewhere".to_owned()) } else { read() };
-    Some((format!("{CONFIGURATION}={file}"), protocol))
+    Some((format!("{MOONCAKE_CONFIGURATION}={file}"), protocol))
 }
 
 /// Returns the home directory of this program's user, as NCCL finds it: by the number of the user, and not

@@ -2,7 +2,7 @@
 //! The admin's configuration of modprobe, depmod and systemd-modules-load.
 
 use crate::root::{Root, OS_RELEASE};
-use crate::variables::{assignment, split, Variables};
+use crate::variables::{assignment, split_words, Variables};
 
 // The folders of modprobe.d(5), modules-load.d(5), udev(7) and systemd.unit(5), the first one
 // first.
@@ -519,7 +519,7 @@ fn variables_of(root: &Root, file: &str) -> Variables {
     for text in own.into_iter().chain(added).filter_map(|file| root.text(&file).ok()) {
         for (key, value) in continued(&text).lines().filter_map(|line| line.split_once('=')) {
             match key.trim() {
-                "Environment" => variables.extend(split(value).iter().filter_map(|word| assignment(word))),
+                "Environment" => variables.extend(split_words(value).iter().filter_map(|word| assignment(word))),
                 ENVIRONMENT_FILE => variables.extend(assigned(root, &environment_file(value))),
                 _ => {}
             }
@@ -543,7 +543,7 @@ fn assigned(root: &Root, file: &str) -> Variables {
 
 /// Returns the variables that the lines of a text assign: each line that is nothing else, with or without `export`.
 fn of_lines(text: &str) -> Variables {
-    let of = |line: &str| match split(line.trim().trim_end_matches(';')).as_slice() {
+    let of = |line: &str| match split_words(line.trim().trim_end_matches(';')).as_slice() {
         [word] => assignment(word),
         [export, word] if export == "export" => assignment(word),
         _ => None,

@@ -47,7 +47,7 @@ pub const KAIROS_ID: &str = "KAIROS_ID=";
 /// The system of Harvester and Elemental.
 const SLE_RANCHER: &str = "SLE Micro for Rancher";
 
-/// What [`GRUB`] is where boot entries are files of their own (Boot Loader Specification), which grub2-mkconfig leaves
+/// The counterpart of [`GRUB`] where boot entries are files of their own (Boot Loader Specification), which grub2-mkconfig leaves
 /// as they are, and where systemd-boot or kernel-install writes them.
 const GRUBBY: &str = " (grubby --update-kernel=ALL --remove-args='...')";
 const ENTRIES: &str =

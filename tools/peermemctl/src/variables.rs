@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! Variables: the names of those by which verdicts go, and how they are written.
+//! Names the variables that verdicts depend on, and reads how they are written.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ pub const ORDER: &str = "CUDA_DEVICE_ORDER";
 
 /// The variables of Mooncake's configuration (MooncakeConfig of mooncake-wheel/mooncake/mooncake_config.py), and the
 /// option of vLLM's connector and of SGLang, as arguments of their own.
-pub const PROTOCOL: &str = "MOONCAKE_PROTOCOL";
-pub const CONFIGURATION: &str = "MOONCAKE_CONFIG_PATH";
+pub const MOONCAKE_PROTOCOL: &str = "MOONCAKE_PROTOCOL";
+pub const MOONCAKE_CONFIGURATION: &str = "MOONCAKE_CONFIG_PATH";
 pub const VLLM_PROTOCOL: &str = "mooncake_protocol";
 pub const SGLANG_DEVICES: &str = "--disaggregation-ib-device";
 
-/// The beginnings of the names of variables by which verdicts go.
-pub const OURS: [&str; 10] =
+/// The beginnings of the names of variables that verdicts depend on.
+pub const BEGINNINGS: [&str; 10] =
     ["NCCL_", "UCX_", "NVSHMEM_", "FI_", "MC_", "MOONCAKE_", "OMPI_MCA_", "WITH_NVIDIA_PEERMEM", VISIBLE, ORDER];
 
 /// Reads `NAME=VALUE`.
@@ -29,8 +29,8 @@ pub fn assignment(word: &str) -> Option<(String, String)> {
     is_name.then(|| (name.to_owned(), value.to_owned()))
 }
 
-/// Splits a part of a script into words; quotes go.
-pub fn split(part: &str) -> Vec<String> {
+/// Splits a part of a script into words, and drops the quotes.
+pub fn split_words(part: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for c in part.chars() {
         match (quote, c) {

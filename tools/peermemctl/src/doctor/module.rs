@@ -498,8 +498,7 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
     let lines = machine.log.as_ref().ok()?.iter().rev();
     let about_us =
         lines.filter(|line| line.contains(NAME) || line.contains("nvidia-peermem") || demanded && is_rejection(line));
-    // What failed before a load that worked is history.
-    let mut tries = about_us.take_while(|line| !tells_of_load(line)).peekable();
+    let mut tries = since_last_load(about_us).peekable();
     while let Some(line) = tries.next() {
         // If the kernel keeps the driver's symbols from the module, the module sees no driver.
         let kept = tries.peek().is_some_and(|before| before.contains(GPL_ONLY));
@@ -532,10 +531,10 @@ pub(super) fn why_not(machine: &Machine) -> Option<(&'static str, String, String
     None
 }
 
-/// Returns whether a line says that this module was loaded: it registered a client. Older versions had
-/// no "is".
-fn tells_of_load(line: &str) -> bool {
-    line.contains(") is registered") || line.contains(") registered")
+/// Returns the lines about this module, the newest first, until one says that it was loaded: it
+/// registered a client. What failed before that is history. Older versions had no "is".
+fn since_last_load<'a>(lines: impl Iterator<Item = &'a String>) -> impl Iterator<Item = &'a String> {
+    lines.take_while(|line| !line.contains(") is registered") && !line.contains(") registered"))
 }
 
 /// The function by which the driver pins persistently. Only drivers from 550 on have it.
@@ -747,9 +746,9 @@ mod tests {
             "nvidia_peermem: extended client nv_mem (persistent) registered",
             "nvidia_peermem: clients nv_mem (persistent) and nv_mem_rv (revocable) registered as plain clients",
         ] {
-            assert!(tells_of_load(said), "{said}");
+            let refused = "ib_core refused the client nv_mem: most likely another module has registered that name";
+            let lines = [refused, said, "an older refusal"].map(str::to_owned);
+            assert_eq!(since_last_load(lines.iter()).collect::<Vec<_>>(), [refused], "{said}");
         }
-        let refused = "ib_core refused the client nv_mem: most likely another module has registered that name";
-        assert!(!tells_of_load(refused));
     }
 }

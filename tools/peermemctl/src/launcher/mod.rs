@@ -6,7 +6,7 @@ mod tables;
 
 use crate::modprobe;
 use crate::root::{Missing, Root};
-use crate::variables::{assignment, split, OURS, SGLANG_DEVICES, VLLM_PROTOCOL};
+use crate::variables::{assignment, split_words, BEGINNINGS, SGLANG_DEVICES, VLLM_PROTOCOL};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -58,7 +58,7 @@ impl<'a> Launched<'a> {
             // `-eNAME=VALUE`, `--export=ALL,NAME=VALUE`
             let parts = word.split([',', ' ']).filter(|part| is_of_a_library(part));
             let is_read = |part: &str| {
-                let start = OURS.iter().filter_map(|library| part.find(library)).min().unwrap_or(0);
+                let start = BEGINNINGS.iter().filter_map(|library| part.find(library)).min().unwrap_or(0);
                 let found = part.get(start..).and_then(assignment);
                 found
                     .is_some_and(|(name, value)| self.variables.get(&name).is_some_and(|read| read.starts_with(&value)))
@@ -369,7 +369,7 @@ impl<'a> Launched<'a> {
         };
         if PAM.iter().any(reads) {
             let text = self.root.text("/etc/environment").unwrap_or_default();
-            for (name, value) in text.lines().flat_map(split).filter_map(|word| assignment(&word)) {
+            for (name, value) in text.lines().flat_map(split_words).filter_map(|word| assignment(&word)) {
                 self.variables.entry(name).or_insert(value);
             }
         }
@@ -645,7 +645,7 @@ impl<'a> Launched<'a> {
         }
         // What is set after a condition may not be set.
         let is_conditional = script.split("&&").skip(1).zip(script.split("&&")).any(|(then, before)| {
-            let first = |part: &str| split(part).first().cloned().unwrap_or_default();
+            let first = |part: &str| split_words(part).first().cloned().unwrap_or_default();
             let last = before.rsplit([';', '\n']).next().unwrap_or_default();
             let is_sure =
                 assignment(&first(last)).is_some() || ["export", "unset", "cd"].contains(&first(last).as_str());
@@ -664,7 +664,7 @@ impl<'a> Launched<'a> {
     fn script(&mut self, shell: &str, script: &str, exports_all: bool, depth: usize) {
         // Redirections of output do not matter here, but for files that libraries read.
         let script = script.replace(">&", ">").replace("&>", ">").replace(['\n', '&'], ";");
-        let parts: Vec<Vec<String>> = script.split(';').map(split).collect();
+        let parts: Vec<Vec<String>> = script.split(';').map(split_words).collect();
         let is_set = |words: &[String]| words.iter().all(|word| assignment(word).is_some());
         let starts = |words: &Vec<String>| {
             let first = words.first().map_or("", String::as_str);
@@ -762,7 +762,7 @@ pub fn starts_others(name: &str) -> bool {
 
 /// Returns whether a variable is one by which verdicts go.
 fn is_ours(name: &str) -> bool {
-    OURS.iter().any(|start| name.starts_with(start))
+    BEGINNINGS.iter().any(|start| name.starts_with(start))
 }
 
 /// Returns a script without its comments.
@@ -789,7 +789,7 @@ fn of_script(text: &str) -> Result<BTreeMap<String, String>, String> {
     let mut variables = BTreeMap::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let more = || line.to_owned();
-        let words = split(line);
+        let words = split_words(line);
         let words = if words.first().is_some_and(|word| word == "export") { words.get(1..) } else { Some(&*words) };
         if line.contains(['$', '`', ';', '&', '|', '(', '\\']) {
             return Err(more());
@@ -889,7 +889,7 @@ mod tests {
         let own = [("OWN".to_owned(), "1".to_owned())].into_iter().collect();
         // Nothing is there.
         let root = Box::leak(Box::new(Root::new(Path::new("/nonexistent"))));
-        Launched::read(root, own, None, &split(line))
+        Launched::read(root, own, None, &split_words(line))
     }
 
     /// Each sets X=1 for the program.
@@ -1008,7 +1008,7 @@ mod tests {
         }
         let read = |root: &str, line: &str| {
             let folder = Some(env!("CARGO_MANIFEST_DIR").to_owned());
-            Launched::read(&Root::new(Path::new(root)), BTreeMap::new(), folder, &split(line)).not_understood
+            Launched::read(&Root::new(Path::new(root)), BTreeMap::new(), folder, &split_words(line)).not_understood
         };
         for line in ["env -i app ./src", "env -C tests ./public.rs ./trees", "./Cargo.toml ./nowhere"] {
             assert!(read("/", line).is_empty(), "{:?}", read("/", line));
