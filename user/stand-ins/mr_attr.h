@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* The argument of ibv_reg_mr_ex(), as in rdma-core 59 to 65 (which adds a
+/* Declares the argument of ibv_reg_mr_ex(), as in rdma-core 59 to 65 (which adds a
  * field): verbs.h of Debian 12 and 13 is older. */
 #ifndef MR_ATTR_H
 #define MR_ATTR_H

@@ -413,6 +413,20 @@ static void resets(uint64_t at)
 	}
 }
 
+/* Shuts NVML down more often than it has started it, between two uses. */
+static void nvml_down(uint64_t at)
+{
+	void *nvml = dlopen("libnvidia-ml.so.1", RTLD_LAZY);
+	int (*shut_down)(void) = nvml ? (int (*)(void))dlsym(nvml, "nvmlShutdown") : NULL;
+
+	twice("before", at);
+	while (shut_down && !shut_down())
+		;
+	/* The sweeper asks meanwhile. */
+	usleep(100000);
+	twice("after", at);
+}
+
 /* Goes through a checkpoint between two uses. It takes longer than a tick of the coarse clock,
  * as on a card. */
 static void restored(uint64_t at)
@@ -699,7 +713,8 @@ int main(int argc, char **argv)
 		      { "rereg-forks", rereg_forks }, { "beside-freed", beside_freed },
 		      { "parts", parts_of }, { "ends", ends }, { "threads", threads }, { "ex", ex },
 		      { "exits", exits }, { "exits-registering", exits_registering }, { "kept", kept }, { "beside", beside }, { "shortage", shortage }, { "restored", restored },
-		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "contexts-go", contexts_go }, { "resets", resets }, { "broken", broken },
+		      { "other-gpu", other_gpu }, { "destroyed", destroyed }, { "contexts-go", contexts_go }, { "resets", resets },
+		      { "nvml-down", nvml_down }, { "broken", broken },
 		      { "handles", handles }, { "handles-freed", handles_freed }, { "handles-reused", handles_reused },
 		      { "closes-late", closes_late }, { "threads-own", threads_own } };
 	int open;

@@ -69,7 +69,7 @@
  * its own; CUDA works there only if the parent had not started it.
  *
  * The end. At exit() the library waits for a sweep under way, half a second at most, so that it asks
- * CUDA nothing any more. A cache need not be closed then. dlclose() never unloads the library. Close a
+ * CUDA and NVML nothing any more. A cache need not be closed then. dlclose() never unloads the library. Close a
  * domain's device (ibv_close_device()) only after gpumr_forget() or gpumr_close(), and the last
  * release.
  *
@@ -96,9 +96,10 @@
  * registered of a GPU that has less free then ends with its last lease. Free memory is looked at when
  * something is registered anew, not at a hit, and by the sweeping thread, which with free_bytes wakes
  * at least every 20 ms (sweep_ms 0: there is no thread). While enough is free, nobody asks more often.
- * NVML (libnvidia-ml.so.1) is asked, in no context of CUDA; where it is missing, free_bytes does
- * nothing. limits.bytes bounds what is kept at all. A cache with none of these, as that of NULL
- * options, may keep freed memory allocated for as long as it lives.
+ * NVML (libnvidia-ml.so.1) is asked, in no context of CUDA, and the first registration waits some
+ * 20 ms for it to start. Where it is missing, or does not tell the memory of a GPU, what is registered
+ * ends with its last lease. limits.bytes bounds what is kept at all. A cache with none of these, as
+ * that of NULL options, may keep freed memory allocated for as long as it lives.
  *
  * Checkpoint and restore (cuda-checkpoint, CRIU) give the process new memory under old addresses and
  * numbers. A region that is registered keeps the old memory allocated: where a checkpoint is to empty

@@ -391,6 +391,8 @@ fn a_program_may_end_its_contexts_at_any_time() {
     for part in ["contexts-go", "resets"] {
         let (out, said) = run(&folder, part, true, &settings);
         assert!(out.starts_with(&"buffer: addr right\n".repeat(8)) && said.is_empty(), "{part}: {out}{said}");
+        // Addresses come back with other memory, which is registered anew.
+        assert!(out.contains("dma-buf 8, live 0\n"), "{part}: {out}");
     }
     assert!(manual().contains("so a program may reset or destroy its contexts at any time."), "{}", manual());
 }
@@ -403,6 +405,17 @@ fn where_nvml_is_missing_there_is_no_cache() {
     let words = "libgpumr-preload: the cache cannot be opened: libnvidia-ml.so.1 cannot be opened: install it";
     assert!(said.starts_with(words) && said.lines().count() == 1, "{said}");
     assert!(manual().contains("Where NVML is missing, there is no cache, and a line on standard error says so."));
+}
+
+/// As reported of GB10. NVML may have been shut down by the program, too, and then answers again once it is started.
+#[test]
+fn nothing_is_kept_where_nvml_does_not_tell_the_memory() {
+    let silent = [&CACHE[..], &[("STAND_IN_NVML_SILENT", "1")]].concat();
+    let (out, said) = run(&build("nvml-silent", Without::Nothing), "restored", true, &silent);
+    assert!(out.contains("dma-buf 4, live 0\n"), "{out}{said}");
+    let (out, said) = run(&build("nvml-down", Without::Nothing), "nvml-down", true, &CACHE);
+    assert!(out.contains("dma-buf 1, live 0\n"), "{out}{said}");
+    assert!(manual().contains("Of a GPU whose memory NVML does not tell, nothing is kept."));
 }
 
 /// Making a primary context takes 400 ms.

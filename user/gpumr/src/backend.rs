@@ -126,7 +126,7 @@ pub trait Gpu: Send + Sync + 'static {
     fn device(&self, _address: u64) -> i32 {
         0
     }
-    /// Returns how many bytes that GPU has free, and how many it has, if CUDA says so. It is asked at
+    /// Returns how many bytes that GPU has free, and how many it has, if the driver says so. It is asked at
     /// any time, so it must not need a context that the program may end.
     fn memory(&self, _address: u64) -> Option<(u64, u64)> {
         None

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 pub(crate) static OVER: AtomicBool = AtomicBool::new(false);
 /// The number of sweeps under way, of all caches.
 pub(crate) static SWEEPING: AtomicU64 = AtomicU64::new(0);
-/// The time to wait for sweeps. A sweep takes milliseconds. One that takes longer waits for a lock,
-/// and asks nobody: a thread may have the lock that called exit() in a signal handler and never
-/// gives it back.
+/// The time to wait for sweeps. A sweep takes milliseconds. One that takes longer waits for a lock, and
+/// asks nobody, because a thread may have the lock that called exit() in a signal handler and never
+/// gives it back; or it waits for NVML, which answers also after its own exit handlers.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Sees to it that sweeps end before CUDA does, which has started: handlers run in the order opposite

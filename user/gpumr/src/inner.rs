@@ -876,7 +876,8 @@ impl<G: Gpu, V: Verbs> Inner<G, V> {
                 self.stale(&entry);
                 continue;
             }
-            if memory.is_some_and(|(free, all)| is_little(limit, free, all)) {
+            // Where nobody says how much is free, nothing is kept either: an allocator might miss it.
+            if memory.is_none_or(|(free, all)| is_little(limit, free, all)) {
                 // Entries in use, now or later, learn that they are awaited.
                 if lock(&self.state).pressed.insert(device) {
                     self.evict_where(|of, _| of == device);

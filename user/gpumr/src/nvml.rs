@@ -26,13 +26,14 @@ struct Memory {
     used: u64,
 }
 
-/// NVML, which is started once and stays until the process ends. A child of the process never comes
-/// here: it asks nothing of what its parent registered, and CUDA does not work in it.
+/// NVML, which is started and stays until the process ends. It answers in exit handlers, too.
 pub(crate) struct Nvml {
+    init: Symbol<Init>,
     device: Symbol<DeviceByUuid>,
     memory: Symbol<MemoryInfo>,
-    /// The addresses of the GPUs' handles that were asked for, because finding one takes milliseconds.
-    devices: Mutex<BTreeMap<Uuid, usize>>,
+    /// The addresses of the GPUs' handles, because it takes milliseconds to find one. `None` stands for
+    /// a GPU whose memory NVML does not tell, so that nobody asks in vain all the time.
+    devices: Mutex<BTreeMap<Uuid, Option<usize>>>,
     /// The library. The field is the last, because the functions are the library's.
     _lib: Library,
 }
@@ -61,33 +62,43 @@ impl Nvml {
         };
         // SAFETY: It takes no argument, and may be called any number of times.
         match unsafe { init() } {
-            0 => Ok(Self { device, memory, devices: Mutex::default(), _lib: lib }),
+            0 => Ok(Self { init, device, memory, devices: Mutex::default(), _lib: lib }),
             status => Err(format!("{name} cannot be started: nvmlInit_v2() answers {status}")),
         }
     }
 
     /// Returns how many bytes a GPU, or a partition of one, has free, and how many it has.
     pub(crate) fn memory(&self, uuid: Uuid) -> Option<(u64, u64)> {
-        let (device, mut memory) = (self.device(uuid)?, Memory::default());
-        // SAFETY: NVML's handle, which is valid as long as NVML is started; a local.
-        let status = unsafe { (self.memory)(device, &mut memory) };
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = devices.get(&uuid) {
+            let answer = self.ask((*known)?);
+            if answer.is_some() {
+                return answer;
+            }
+        }
+        // The program may have shut NVML down once too often, and a child needs it started anew: in both
+        // cases the old handles are not valid any more.
+        // SAFETY: It takes no argument, and may be called any number of times.
+        unsafe { (self.init)() };
+        let device = self.find("GPU", uuid).or_else(|| self.find("MIG", uuid));
+        let answer = device.and_then(|device| self.ask(device));
+        devices.insert(uuid, device.filter(|_| answer.is_some()));
+        answer
+    }
+
+    fn ask(&self, device: usize) -> Option<(u64, u64)> {
+        let mut memory = Memory::default();
+        // SAFETY: NVML's handle: it refuses one that is not valid any more, of a process in which it was
+        // started anew, by INVALID_ARGUMENT. A local.
+        let status = unsafe { (self.memory)(device as Device, &mut memory) };
         (status == 0).then_some((memory.free, memory.total))
     }
 
-    fn device(&self, uuid: Uuid) -> Option<Device> {
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(device) = devices.get(&uuid) {
-            return Some(*device as Device);
-        }
-        let find = |kind| {
-            let (name, mut device) = (CString::new(named(kind, uuid)).ok()?, std::ptr::null_mut());
-            // SAFETY: A string and a local.
-            let status = unsafe { (self.device)(name.as_ptr(), &mut device) };
-            (status == 0).then_some(device)
-        };
-        let device = find("GPU").or_else(|| find("MIG"))?;
-        devices.insert(uuid, device as usize);
-        Some(device)
+    fn find(&self, kind: &str, uuid: Uuid) -> Option<usize> {
+        let (name, mut device) = (CString::new(named(kind, uuid)).ok()?, std::ptr::null_mut());
+        // SAFETY: A string and a local.
+        let status = unsafe { (self.device)(name.as_ptr(), &mut device) };
+        (status == 0).then_some(device as usize)
     }
 }
 

@@ -184,9 +184,12 @@ api! {
         }
         // SAFETY: the caller's string.
         let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-        let hex = |uuid: [u8; 16]| uuid.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        let asked: Vec<u8> = name.strip_prefix(b"GPU-").ok_or(NOT_FOUND)?.iter().copied().filter(|c| *c != b'-').collect();
-        let n = state.1.iter().position(|info| hex(info.uuid).as_bytes() == asked).ok_or(NOT_FOUND)?;
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let own = |uuid: [u8; 16]| {
+            let parts = [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]];
+            format!("GPU-{}", parts.map(hex).join("-"))
+        };
+        let n = state.1.iter().position(|info| own(info.uuid).as_bytes() == name).ok_or(NOT_FOUND)?;
         // SAFETY: the caller's pointer.
         unsafe { put(device, (n + 1) as Device) }
     }
