@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* Carries each message through the first NIC, from one queue pair to another of the same process, into
- * host memory. */
+ * host memory. The queue pairs know each other by GID alone, so the port must be of Ethernet (RoCE). */
 #include "transport.h"
 
 #include <stdio.h>

@@ -14,14 +14,25 @@ int cuCtxSetCurrent(void *context);
 int cuMemAlloc_v2(uint64_t *at, size_t size);
 int cuMemFree_v2(uint64_t at);
 int cuMemsetD8_v2(uint64_t at, unsigned char value, size_t count);
+int cuCtxSynchronize(void);
+int cuPointerGetAttribute(void *value, int attribute, uint64_t at);
 
-enum { BUFFERS = 4, ROUNDS = 25, SIZE = 8192 };
+enum { BUFFERS = 4, ROUNDS = 25, SIZE = 8192, ATTRIBUTE_CONTEXT = 1 };
 
 struct connection {
 	struct ibv_pd *pd;
 	unsigned int sent;
 	uint32_t last_key;
 };
+
+/* Fills a message, on the GPU that has it, and waits until that is done: the NIC waits for no kernel. */
+static int fill(uint64_t at, unsigned char value, uint32_t length)
+{
+	void *context;
+
+	return cuPointerGetAttribute(&context, ATTRIBUTE_CONTEXT, at) || cuCtxSetCurrent(context) ||
+	       cuMemsetD8_v2(at, value, length) || cuCtxSynchronize();
+}
 
 static int send_message(struct connection *to, uint64_t at, uint32_t length)
 {
@@ -33,7 +44,7 @@ static int send_message(struct connection *to, uint64_t at, uint32_t length)
 		return -1;
 	}
 	to->last_key = sge.lkey = mr->lkey;
-	if (cuMemsetD8_v2(at, ++to->sent, length) || carry(&sge, to->sent))
+	if (fill(at, ++to->sent, length) || carry(&sge, to->sent))
 		return -1;
 	return ibv_dereg_mr(mr);
 }
@@ -46,7 +57,7 @@ int main(void)
 
 	if (!to.pd || cuInit(0))
 		return 1;
-	/* Each GPU has every second buffer. */
+	/* Each of two GPUs has every second buffer. */
 	for (int i = 0; i < BUFFERS; i++)
 		if (cuDevicePrimaryCtxRetain(&context, i % 2) || cuCtxSetCurrent(context) || cuMemAlloc_v2(&buffer[i], SIZE))
 			return 1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* What carries the messages of transfers.c: a NIC (nic.c), or on stand-ins nothing (stand_in.c). */
+/* Carries the messages of transfers.c: by a NIC (nic.c), or on stand-ins not at all (stand_in.c). */
 #ifndef TRANSPORT_H
 #define TRANSPORT_H
 
