@@ -38,10 +38,10 @@ pub fn suite() -> Suite {
         ("ib_write_bw", |env| on_gpu(env, "ib_write_bw", PRELOAD)),
         ("ib_read_bw", |env| on_gpu(env, "ib_read_bw", PRELOAD)),
         ("ib_send_bw", |env| on_gpu(env, "ib_send_bw", PRELOAD)),
-        ("cached", |env| on_gpu(env, "ib_write_bw", CACHED)),
-        ("adopted", adopted),
+        ("ib_write_bw_with_the_cache", |env| on_gpu(env, "ib_write_bw", CACHED)),
+        ("a_program_that_adopted_the_library_moves_the_same_bytes", adopted),
         ("host_memory", host_memory),
-        ("same_calls", same_calls),
+        ("host_memory_costs_no_system_call_more", same_calls),
         ("wrong_input", wrong_input),
         ("reaches_whom_the_manual_page_names", reaches_whom_the_manual_page_names),
     ];
@@ -49,9 +49,9 @@ pub fn suite() -> Suite {
     let bare = [("no_importer", no_importer as fn(&Env) -> Result<()>)];
     let beside_nvidia_peermem = [
         ("ib_write_bw", (|env| on_gpu(env, "ib_write_bw", PRELOAD)) as fn(&Env) -> Result<()>),
-        ("cached", |env| on_gpu(env, "ib_write_bw", CACHED)),
-        ("adopted", adopted),
-        ("same_calls", same_calls),
+        ("ib_write_bw_with_the_cache", |env| on_gpu(env, "ib_write_bw", CACHED)),
+        ("a_program_that_adopted_the_library_moves_the_same_bytes", adopted),
+        ("host_memory_costs_no_system_call_more", same_calls),
     ];
     let mut tests = Vec::new();
     for (place, level, list) in [
@@ -109,7 +109,8 @@ fn on_gpu(env: &Env, program: &str, settings: Settings) -> Result<()> {
 
 /// Runs the verbs program of `user/examples/adopt` as it is, and with the patch by which it uses libgpumr. It sends
 /// four buffers 25 times and compares each byte that arrives; then it frees one, and sends what has its address. The
-/// program itself registers each time, and only where plain calls are enough; the library each buffer once.
+/// program itself registers each time, and only where plain calls are enough. The library registers each buffer
+/// once.
 fn adopted(env: &Env) -> Result<()> {
     let runs = |program: &str| -> Result<(bool, String, [u64; 3])> {
         let before = Before::now()?;
