@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 
-/// What was run with a fault.
+/// The outcome of what was run with a fault.
 pub struct Ran {
     /// The exit status, 0 if it passed.
     pub code: Option<i32>,

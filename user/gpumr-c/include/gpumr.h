@@ -69,9 +69,9 @@
  * its own; CUDA works there only if the parent had not started it.
  *
  * The end. At exit() the library waits for a sweep under way, half a second at most, so that it asks
- * CUDA and NVML nothing any more. A cache need not be closed then. dlclose() never unloads the library. Close a
- * domain's device (ibv_close_device()) only after gpumr_forget() or gpumr_close(), and the last
- * release.
+ * CUDA and NVML nothing any more. A cache need not be closed then. dlclose() never unloads the
+ * library. Close a domain's device (ibv_close_device()) only after gpumr_forget() or gpumr_close(),
+ * and the last release.
  *
  * CUDA. The library never calls cuInit(). For memory that belongs to no context (virtual memory,
  * pools) it retains the GPU's primary context, and makes it where none is active; it keeps one that it

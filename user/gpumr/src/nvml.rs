@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! NVML, opened at run time: three functions. It says how much memory a GPU has free without a
+//! Opens NVML at run time, and asks it how much memory a GPU has free, which it says without a
 //! context of CUDA. CUDA's own answer needs one, and must not be under way when the program ends that
 //! context, as `cudaDeviceReset()` does at any time.
 

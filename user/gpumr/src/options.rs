@@ -78,7 +78,8 @@ pub struct Options {
     /// soon as nobody uses it. What is freed while it is registered by dma-buf, or pinned for good,
     /// stays allocated, and an allocator that frees to allocate again would not get it. Free memory
     /// is checked when something is registered and by the [`crate::Sweeper`], at most every 20 ms. NVML
-    /// says how much there is, so nothing happens where that is missing (`libnvidia-ml.so.1`). 0: never.
+    /// (`libnvidia-ml.so.1`) says how much there is. Of a GPU whose memory it does not tell, or where it
+    /// is missing, nothing stays registered that nobody uses. 0: never.
     /// [`crate::FREE_BYTES_AUTO`] suits PyTorch.
     pub free_bytes: u64,
     /// The number of bytes that may stay registered that nobody uses. What is in use does not

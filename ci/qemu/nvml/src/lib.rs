@@ -23,7 +23,8 @@ const DRIVER_NOT_LOADED: Return = 9;
 const GPU_IS_LOST: Return = 15;
 const VERSION_MISMATCH: Return = 25;
 
-/// How often it was initialised, the GPUs, and the driver, which it has open from the first time to the last.
+/// The number of starts that were not undone, the GPUs, and the driver, which is open from the first
+/// start to the last shutdown.
 static STATE: Mutex<(u32, Vec<Info>, Option<Client>)> = Mutex::new((0, Vec::new(), None));
 
 fn state() -> MutexGuard<'static, (u32, Vec<Info>, Option<Client>)> {

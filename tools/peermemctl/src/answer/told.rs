@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-//! The rows of the module's files, or why there are none.
+//! Gives the rows of the module's files, or says why there are none.
 
 use crate::machine::Machine;
 use crate::peermem;

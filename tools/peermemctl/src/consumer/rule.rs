@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-//! What each of those programs is judged by: how it registers, and what of a GPU and a NIC keeps it
-//! from that.
+//! Judges a program by its rule: how it registers memory, and what of a GPU and a NIC keeps it from
+//! that.
 
 use crate::doctor::hardware;
 use crate::environment::{Environment, Given, OFI_PLUGINS};
@@ -63,11 +63,11 @@ pub struct Consumer {
     pub refuses: fn(&Pairing, &Machine, &Environment) -> Option<Refusal>,
 }
 
-/// Whether a program finds a way to register GPU memory.
+/// The way by which a program registers GPU memory, if it finds one.
 pub enum Registers {
     By(Way, String),
     No(Refusal),
-    /// What decides it could not be read, or was not understood.
+    /// It is unknown, because what decides it could not be read or was not understood.
     Unknown(String),
 }
 
@@ -86,13 +86,13 @@ pub struct Pairing<'a> {
     pub gpu: &'a Device,
     pub nic: &'a RdmaDevice,
     pub distance: Distance,
-    /// Whether the GPU has a coherent link (NVLink-C2C) to the processor that the NIC hangs below.
+    /// Says whether the GPU has a coherent link (NVLink-C2C) to the processor that the NIC hangs below.
     pub c2c: bool,
-    /// Whether the GPU has such a link, wherever the NIC hangs.
+    /// Says whether the GPU has such a link, wherever the NIC hangs.
     pub has_link: bool,
-    /// Whether that link is only supposed: nothing that this machine shows of the GPU tells of it.
+    /// Says whether that link is only supposed: nothing that this machine shows of the GPU tells of it.
     pub link_is_supposed: bool,
-    /// Whether no other NIC is nearer to the GPU.
+    /// Says whether no other NIC is nearer to the GPU.
     pub nearest: bool,
 }
 
